@@ -1,0 +1,136 @@
+"""The one protocol for everything that can be stepped, the backend protocol, and the registry of backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ditto_core.errors import BackendError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+    from ditto_core.sites import Tap
+    from ditto_core.spec import EngineSpec
+
+ENTRY_POINTS = "ditto_core.backends"
+
+TapSink = Callable[[str, "torch.Tensor"], None]
+"""Receives each tap of a step as ``(site, tensor)``. The tensor is valid during the call only: copy it to keep it."""
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What a session is, for reports: ``label`` reads ``onnxruntime float32``; ``facts`` holds versions, GPU, TF32 …"""
+
+    label: str
+    backend: str
+    dtype: str
+    device: str = "cpu"
+    model: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+class Session(Protocol):
+    """A loaded engine, eager reference or recorded trace that can be stepped."""
+
+    @property
+    def info(self) -> SessionInfo:
+        """What this session is."""
+        ...
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """What :meth:`step` delivers to its sink, in topological order."""
+        ...
+
+    def start(self, batch: int) -> None:
+        """Begin a new sequence for ``batch`` rows: the KV cache becomes empty."""
+        ...
+
+    def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
+        """Run one forward pass, hand every tap to ``sink``, and return the final outputs.
+
+        For a decoder, ``inputs`` are ``input_ids`` [batch, length], ``attention_mask`` [batch, past + length] and
+        ``position_ids`` [batch, length], all int64; the session owns the KV cache, and the outputs hold
+        ``logits`` [batch, length, vocab]. For any other model, the names are forward's parameters.
+        Raises :class:`~ditto_core.errors.RunError` when the engine fails.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the engine."""
+        ...
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What a backend gets to build from: an ONNX file and the taps that it must expose.
+
+    ``onnx_path`` has no taps among its outputs but every tap's value in its graph. ``decoder`` tells whether the
+    graph has KV-cache inputs ``past_key_values.{i}.key|value`` and outputs ``present.{i}.key|value``.
+    ``artifacts`` is a folder for readable by-products, or None.
+    """
+
+    spec: EngineSpec
+    onnx_path: Path
+    taps: tuple[Tap, ...]
+    decoder: bool
+    directory: Path
+    artifacts: Path | None = None
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What came of a build: taps that the engine exposes, those it could not (site -> reason), free-form facts."""
+
+    taps: tuple[Tap, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """Builds engines and opens them. It knows nothing of comparison."""
+
+    name: str
+    dtypes: tuple[str, ...]
+
+    def check(self, spec: EngineSpec) -> None:
+        """Raise :class:`BackendError` with the remedy when this spec cannot be built here."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Return what else decides the engine's bits: library, driver, GPU. Part of the cache key."""
+        ...
+
+    def build(self, request: BuildRequest) -> BuildReport:
+        """Write the engine into ``request.directory``."""
+        ...
+
+    def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Session:
+        """Load the engine that :meth:`build` wrote."""
+        ...
+
+
+def backend_names() -> list[str]:
+    """Return the names of all registered backends, sorted."""
+    return sorted({point.name for point in entry_points(group=ENTRY_POINTS)})
+
+
+def get_backend(name: str) -> Backend:
+    """Return a backend by name. Raises :class:`BackendError` for an unknown one."""
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            backend: Backend = point.load()()
+            return backend
+    names = backend_names()
+    raise BackendError(f"unknown backend {name!r}, registered: {', '.join(names)}{nearest(name, names)}")
+
+
+def iter_backends() -> Iterator[Backend]:
+    """Yield every registered backend."""
+    for name in backend_names():
+        yield get_backend(name)

@@ -1,0 +1,48 @@
+"""The errors that users see. Each message is one line: what is wrong, what was expected, the nearest valid choice."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DittoError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+
+class UsageError(DittoError):
+    """The caller asked for something that cannot be: a wrong name, an empty prompt, a step beyond the profile."""
+
+
+class ModelError(UsageError):
+    """The model source is not there, or is not a model."""
+
+
+class SelectorError(UsageError):
+    """A selector matches no site."""
+
+
+class BackendError(DittoError):
+    """A backend is unknown, not installed, lacks a dtype, or cannot run on this machine."""
+
+
+class BuildError(DittoError):
+    """The engine could not be built."""
+
+
+class RunError(DittoError):
+    """A built engine failed while it was loaded or stepped."""
+
+
+class CacheError(DittoError):
+    """The cache cannot be read or written."""
+
+
+class TraceError(DittoError):
+    """A recorded trace, or another tool's dump, cannot be read or does not fit."""
+
+
+def nearest(name: str, choices: Iterable[str], count: int = 1) -> str:
+    """Return ``"; did you mean 'x'?"``, or an empty string when no choice is close to ``name``."""
+    close = difflib.get_close_matches(name, list(choices), n=count, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""

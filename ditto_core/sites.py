@@ -1,0 +1,140 @@
+"""Names of tensors in a model (sites), globs over them (selectors), and where each one lives (provenance)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ditto_core.errors import SelectorError
+
+RAW_PREFIXES = ("fx:", "onnx:", "trt:")
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One observable tensor.
+
+    ``site`` is the canonical name, ``value`` the name of the ONNX value (a backend translates it to its own),
+    ``fx_node`` the node of the exported program, ``axes`` one name per dimension: ``batch``, ``length`` (new tokens),
+    ``past``, ``total`` (past + new), ``head``, or an empty string. ``dtype`` is torch's name without the prefix.
+    ``aliases`` are further sites that are the very same tensor.
+    """
+
+    site: str
+    value: str
+    fx_node: str = ""
+    module_class: str = ""
+    source: str = ""
+    dtype: str = ""
+    axes: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return a JSON-ready dictionary."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Tap:
+        """Inverse of :meth:`to_json`."""
+        fields = dict(data)
+        for name in ("axes", "aliases"):
+            fields[name] = tuple(fields.get(name, ()))  # type: ignore[arg-type]
+        return cls(**fields)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Every site that an export makes reachable, in topological order, and the modules that have no tensor of their own."""
+
+    taps: tuple[Tap, ...]
+    unmapped: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        index = {name: i for i, tap in enumerate(self.taps) for name in (tap.site, *tap.aliases)}
+        object.__setattr__(self, "_index", index)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """All site names, aliases included, in topological order."""
+        return tuple(self._index)  # type: ignore[attr-defined]
+
+    def order(self, site: str) -> int:
+        """Return the topological position of a site; unknown sites sort last."""
+        return int(self._index.get(site, len(self.taps)))  # type: ignore[attr-defined]
+
+    def find(self, site: str) -> Tap | None:
+        """Return the tap that holds ``site`` (by its name or an alias), or None."""
+        i = self._index.get(site)  # type: ignore[attr-defined]
+        return None if i is None else self.taps[i]
+
+    def select(self, selectors: Iterable[str]) -> list[Tap]:
+        """Return the taps whose name or alias matches any selector, in topological order.
+
+        A tap that is reached through an alias is returned under that alias. Raises :class:`SelectorError`, with the
+        closest sites, when a selector matches nothing.
+        """
+        chosen: dict[int, str] = {}
+        for selector in selectors:
+            hits = [site for site in self.sites if matches(selector, site)]
+            if not hits:
+                raise SelectorError(no_match(selector, self.sites))
+            for site in hits:
+                index = self.order(site)
+                current = chosen.get(index)
+                if current is None or site == self.taps[index].site:
+                    chosen[index] = site
+        return [rename(self.taps[i], site) for i, site in sorted(chosen.items())]
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        data = {"taps": [t.to_json() for t in self.taps], "unmapped": list(self.unmapped)}
+        path.write_text(json.dumps(data, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Provenance:
+        """Inverse of :meth:`save`."""
+        data = json.loads(path.read_text())
+        return cls(tuple(Tap.from_json(t) for t in data["taps"]), tuple(data["unmapped"]))
+
+
+def rename(tap: Tap, site: str) -> Tap:
+    """Return ``tap`` under one of its aliases."""
+    if site == tap.site:
+        return tap
+    others = tuple(a for a in (tap.site, *tap.aliases) if a != site)
+    return Tap(**{**tap.__dict__, "site": site, "aliases": others})
+
+
+def pattern(selector: str) -> re.Pattern[str]:
+    """Compile a selector: ``*`` matches one path component, ``**`` any number, ``?`` one character, ``[03]`` a set.
+
+    Without a port (``:in``, ``:q_rope``, ``:*``) only default ports match.
+    """
+    out, i = "", 0
+    while i < len(selector):
+        char = selector[i]
+        if selector.startswith("**", i):
+            out, i = out + "[^:]*", i + 2
+            continue
+        if char == "[" and "]" in selector[i:]:
+            end = selector.index("]", i)
+            out, i = out + selector[i : end + 1].replace("[!", "[^"), end + 1
+            continue
+        out += {"*": "[^.:]*", "?": "[^.:]"}.get(char, re.escape(char))
+        i += 1
+    return re.compile(out)
+
+
+def matches(selector: str, site: str) -> bool:
+    """Tell whether a selector matches a site."""
+    return pattern(selector).fullmatch(site) is not None
+
+
+def no_match(selector: str, sites: Sequence[str]) -> str:
+    """Build the one-line message for a selector that matches nothing."""
+    close = difflib.get_close_matches(selector, sites, n=3, cutoff=0.3)
+    return f"selector {selector!r} matches none of {len(sites)} sites; closest: {', '.join(close) or 'none'}"

@@ -1,0 +1,111 @@
+"""The eager model as a session: every site is delivered as soon as its module has computed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ditto_core.backends.base import SessionInfo, TapSink
+from ditto_core.errors import RunError
+from ditto_core.export import cache_argument, named_outputs
+from ditto_core.models import LoadedModel, cast_module
+from ditto_core.recording import Recorder
+from ditto_core.sites import Tap
+
+HIGHER = {"float16": "float32", "bfloat16": "float32", "float32": "float64", "float64": "float64"}
+
+
+class EagerSession:
+    """A loaded model stepped by its own forward, with the KV cache that transformers gives it.
+
+    ``taps`` limits what is delivered; sites that the model does not reach are simply not delivered, and the
+    comparison counts them as missing.
+    """
+
+    def __init__(self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu") -> None:
+        self._model = cast_module(model.module, getattr(torch, dtype)).to(device)
+        self._decoder = model.decoder
+        self._device = torch.device(device)
+        self._taps = taps
+        self._sites = {tap.site for tap in taps}
+        self._cache: Any = None
+        facts = {"torch": torch.__version__, "device": device_name(self._device)}
+        self._info = SessionInfo(f"eager {dtype}", "eager", dtype, device, model.label, facts)
+
+    @property
+    def info(self) -> SessionInfo:
+        """What this session is."""
+        return self._info
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The sites that are delivered, in topological order."""
+        return self._taps
+
+    def start(self, batch: int) -> None:
+        """Empty the KV cache. The cache keeps whole sequences: sliding layers apply their window through the mask."""
+        if self._decoder:
+            from transformers.cache_utils import DynamicCache
+
+            self._cache = DynamicCache()
+
+    def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
+        """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
+
+        def deliver(site: str, tensor: torch.Tensor, _: Any) -> None:
+            if site in self._sites:
+                sink(site, tensor)
+
+        inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        recorder = Recorder(self._model, deliver)
+        with torch.inference_mode(), widened(self._info.dtype), recorder.recording():
+            try:
+                return self._forward(inputs)
+            except (RuntimeError, TypeError, IndexError) as error:
+                raise RunError(f"eager {self._info.dtype} model failed: {str(error).splitlines()[0]}") from error
+
+    def close(self) -> None:
+        """Forget the cache."""
+        self._cache = None
+
+    def _forward(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if not self._decoder:
+            own = next((p.dtype for p in self._model.parameters()), torch.float32)
+            return named_outputs(self._model(**{k: as_float(v, own) for k, v in inputs.items()}))
+        out = self._model(**inputs, use_cache=True, **{cache_argument(self._model): self._cache})
+        return {"logits": out.logits}
+
+
+def as_float(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Cast a floating tensor; leave others."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def device_name(device: torch.device) -> str:
+    """Return the GPU's name, or ``cpu``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+@contextmanager
+def widened(dtype: str) -> Iterator[None]:
+    """Let a float64 model be float64 throughout: norms and softmax that ask for float32 by name get float64."""
+    if dtype != "float64":
+        yield
+        return
+    with Widen():
+        yield
+
+
+class Widen(TorchFunctionMode):
+    """Replaces float32 by float64 in the arguments of every torch function."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` with widened arguments."""
+        if func is torch.Tensor.float:
+            return args[0].double()
+        widen = lambda value: torch.float64 if value is torch.float32 else value  # noqa: E731
+        return func(*map(widen, args), **{k: widen(v) for k, v in (kwargs or {}).items()})

@@ -1,0 +1,155 @@
+"""ONNX Runtime: the embedded default, on the CPU or any of its execution providers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ditto_core.backends.base import BuildReport, BuildRequest, SessionInfo, TapSink
+from ditto_core.errors import BackendError, BuildError, RunError, UsageError, nearest
+from ditto_core.sites import Tap
+from ditto_core.spec import EngineSpec
+
+ENGINE_FILE = "engine.onnx"
+LEVELS = ("all", "extended", "basic", "disable")
+OPTIONS = ("level", "threads", "provider")
+
+
+class OnnxRuntimeBackend:
+    """Builds an ONNX file whose extra outputs are the taps. Options: ``level``, ``threads``, ``provider``."""
+
+    name = "onnxruntime"
+    dtypes = ("float32", "float16", "float64")
+
+    def check(self, spec: EngineSpec) -> None:
+        """Raise when onnxruntime is missing, lacks the dtype, or an option is unknown."""
+        load_library()
+        if spec.dtype not in self.dtypes:
+            raise BackendError(
+                f"onnxruntime has no {spec.dtype} kernels on its CPU provider, expected {', '.join(self.dtypes)}; "
+                f"or use backend='tensorrt'"
+            )
+        for name, _ in spec.options:
+            if name not in OPTIONS:
+                raise UsageError(f"onnxruntime has no option {name!r}{nearest(name, OPTIONS)} (known: {', '.join(OPTIONS)})")
+        level = spec.option("level", "all")
+        if level not in LEVELS:
+            raise UsageError(f"unknown optimization level {level!r}, expected {', '.join(LEVELS)}{nearest(level, LEVELS)}")
+
+    def versions(self) -> dict[str, str]:
+        """ONNX Runtime optimizes when it loads a file, so its version decides the bits."""
+        return {"onnxruntime": load_library().__version__}
+
+    def build(self, request: BuildRequest) -> BuildReport:
+        """Write the graph with the taps as outputs; the weights are linked, not copied."""
+        import onnx
+
+        from ditto_core.cache import link_or_copy
+        from ditto_core.onnx_graph import add_outputs, read_graph
+
+        model = read_graph(request.onnx_path)
+        add_outputs(model, [tap.value for tap in request.taps])
+        for data in request.onnx_path.parent.glob("*.onnx.data"):
+            link_or_copy(data, request.directory / data.name)
+        onnx.save(model, str(request.directory / ENGINE_FILE))
+        (request.directory / "session.json").write_text(json.dumps({"decoder": request.decoder}))
+        return BuildReport(request.taps, facts={"nodes": len(model.graph.node)})
+
+    def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> OnnxRuntimeSession:
+        """Load the engine. Raises :class:`BuildError` when ONNX Runtime refuses the graph."""
+        return OnnxRuntimeSession(spec, directory, taps)
+
+
+def load_library() -> Any:
+    """Import onnxruntime, or say how to get it."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise BackendError("onnxruntime is not installed: pip install 'pytest-ditto-engine[onnxruntime]'") from error
+    return onnxruntime
+
+
+class OnnxRuntimeSession:
+    """One InferenceSession and the KV cache of the sequence that it is stepping."""
+
+    def __init__(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> None:
+        self._ort = load_library()
+        provider = spec.option("provider", "CPUExecutionProvider")
+        self._session = self._load(directory / ENGINE_FILE, spec, provider)
+        self._taps = taps
+        self._inputs = {i.name: i for i in self._session.get_inputs()}
+        self._outputs = [o.name for o in self._session.get_outputs()]
+        self._past_names = [name for name in self._inputs if name.startswith("past_key_values.")]
+        self._past: dict[str, Any] = {}
+        facts = {"onnxruntime": self._ort.__version__, "provider": provider, "level": spec.option("level", "all")}
+        label = f"onnxruntime {spec.dtype}"
+        self._info = SessionInfo(label, "onnxruntime", spec.dtype, "cpu", spec.model.label, facts)
+
+    def _load(self, path: Path, spec: EngineSpec, provider: str) -> Any:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = int(spec.option("threads", 1))
+        level = spec.option("level", "all").upper()
+        options.graph_optimization_level = getattr(
+            self._ort.GraphOptimizationLevel, f"ORT_{level if level == 'DISABLE' else 'ENABLE_' + level}".replace("DISABLE", "DISABLE_ALL")
+        )
+        try:
+            return self._ort.InferenceSession(str(path), options, providers=[provider])
+        except Exception as error:  # noqa: BLE001 - onnxruntime raises its own untyped exceptions
+            raise BuildError(f"onnxruntime refuses the engine: {first_line(error)}") from error
+
+    @property
+    def info(self) -> SessionInfo:
+        """What this session is."""
+        return self._info
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The extra outputs, in topological order."""
+        return self._taps
+
+    def start(self, batch: int) -> None:
+        """Give every layer an empty past of shape [batch, kv_head, 0, head_dim]."""
+        import numpy as np
+
+        for name in self._past_names:
+            _, heads, _, dim = self._inputs[name].shape
+            self._past[name] = np.zeros((batch, heads, 0, dim), numpy_dtype(self._inputs[name].type))
+
+    def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
+        """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
+        feed = {name: self._feed(name, tensor) for name, tensor in inputs.items() if name in self._inputs}
+        try:
+            values = dict(zip(self._outputs, self._session.run(None, feed | self._past), strict=True))
+        except Exception as error:  # noqa: BLE001 - onnxruntime raises its own untyped exceptions
+            raise RunError(f"onnxruntime failed: {first_line(error)}") from error
+        for name in self._past_names:
+            self._past[name] = values[name.replace("past_key_values", "present")]
+        for tap in self._taps:
+            sink(tap.site, torch.from_numpy(values[tap.value]))
+        own = {tap.value for tap in self._taps} | {n.replace("past_key_values", "present") for n in self._past_names}
+        finals = [n for n in self._outputs if n not in own or n == "logits" or n.startswith("output")]
+        return {name: torch.from_numpy(values[name]) for name in finals}
+
+    def close(self) -> None:
+        """Release the engine."""
+        self._past.clear()
+        del self._session
+
+    def _feed(self, name: str, tensor: torch.Tensor) -> Any:
+        return tensor.detach().cpu().numpy().astype(numpy_dtype(self._inputs[name].type), copy=False)
+
+
+def numpy_dtype(type_name: str) -> str:
+    """Translate ONNX Runtime's type (``tensor(float16)``) to numpy's."""
+    name = type_name.removeprefix("tensor(").removesuffix(")")
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's text."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,236 @@
+"""Load a model source: Hub id, directory (safetensors or GGUF), GGUF file, or callable; and tiny random models."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ditto_core import attention
+from ditto_core.errors import ModelError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from ditto_core.spec import ModelSource
+
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
+IDENTITY_FILES = (*WEIGHT_FILES, "config.json", "*.index.json", "*.py")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A module ready to run and export. ``decoder``: it is stepped with a KV cache; else ``examples`` are its inputs."""
+
+    module: nn.Module
+    decoder: bool
+    label: str
+    examples: Mapping[str, torch.Tensor]
+    directory: Path | None = None
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer beside the weights, or None when there is none."""
+        if self.directory is None:
+            return None
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self.directory)
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def cast(self, dtype: torch.dtype) -> LoadedModel:
+        """Return a copy in another dtype. Non-persistent buffers (rotary frequencies) keep theirs, as on loading."""
+        return LoadedModel(cast_module(self.module, dtype), self.decoder, self.label, self.examples, self.directory)
+
+
+def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implementation: str = "eager") -> LoadedModel:
+    """Load a source in ``dtype``, in eval mode and without gradients.
+
+    Raises :class:`ModelError` when there is nothing to load. A GGUF source is dequantized by transformers.
+    """
+    attention.register()
+    if source.factory is not None:
+        loaded = from_factory(source)
+    else:
+        loaded = from_location(source, locate(source))
+    module = cast_module(loaded.module, dtype)
+    set_attention(module, implementation)
+    return LoadedModel(freeze(module), loaded.decoder, source.label, loaded.examples, loaded.directory)
+
+
+def from_factory(source: ModelSource) -> LoadedModel:
+    """Call the factory; accept a decoder, or a module with example inputs."""
+    assert source.factory is not None
+    made = source.factory()
+    module, examples = made if isinstance(made, tuple) else (made, None)
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"factory {source.label!r} returned {type(module).__name__}, expected a torch.nn.Module")
+    if examples is None and is_decoder(module):
+        return LoadedModel(module, True, source.label, {})
+    if examples is None:
+        raise ModelError(f"factory {source.label!r} returned no example inputs, expected (module, {{name: tensor}})")
+    return LoadedModel(module, False, source.label, dict(examples))
+
+
+def from_location(source: ModelSource, directory: Path) -> LoadedModel:
+    """Load from a directory with ``from_pretrained``."""
+    import transformers
+
+    gguf = sorted(directory.glob("*.gguf"))
+    kwargs: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": source.trust_remote_code}
+    if gguf and not list(directory.glob("*.safetensors")):
+        kwargs["gguf_file"] = gguf[0].name
+    try:
+        config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
+        name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
+        cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
+        module = cls.from_pretrained(directory, **kwargs)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelError(f"model {source.location!r} could not be loaded: {first}") from error
+    decoder = is_decoder(module)
+    examples = {} if decoder else dict(module.dummy_inputs)
+    return LoadedModel(module, decoder, source.label, examples, directory)
+
+
+def locate(source: ModelSource) -> Path:
+    """Return the local directory of a source; a Hub id is looked up in the local Hub cache, then downloaded."""
+    path = Path(source.location).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return path.parent
+    if path.is_dir():
+        if not any(list(path.glob(pattern)) for pattern in WEIGHT_FILES):
+            raise ModelError(f"model directory {source.location!r} holds no weights ({', '.join(WEIGHT_FILES)})")
+        return path
+    if path.is_absolute() or source.location.startswith(("./", "../", "~")) or source.location.count("/") > 1:
+        raise ModelError(f"model {source.location!r} is not there{near_path(path)}")
+    return download(source)
+
+
+def download(source: ModelSource) -> Path:
+    """Return the snapshot directory of a Hub id."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*.py", "*.jinja"]
+    options: dict[str, Any] = {"revision": source.revision or None, "allow_patterns": patterns}
+    try:
+        return Path(snapshot_download(source.location, local_files_only=True, **options))
+    except (LocalEntryNotFoundError, HFValidationError):
+        pass
+    try:
+        return Path(snapshot_download(source.location, **options))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"model {source.location!r} is neither a local directory nor a Hub id that can be reached "
+            f"({type(error).__name__})"
+        ) from error
+
+
+def near_path(path: Path) -> str:
+    """Suggest a sibling of a path that does not exist."""
+    parent = path.parent
+    return nearest(path.name, [p.name for p in parent.iterdir()]) if parent.is_dir() else ""
+
+
+def is_decoder(module: nn.Module) -> bool:
+    """Tell whether a module is a transformers decoder that takes a KV cache."""
+    can_generate = getattr(module, "can_generate", None)
+    config = getattr(module, "config", None)
+    return bool(config is not None and can_generate is not None and can_generate() and hasattr(config, "vocab_size"))
+
+
+def set_attention(module: nn.Module, implementation: str) -> None:
+    """Select the observed form of an attention implementation on a transformers model; others are left alone."""
+    if hasattr(module, "set_attn_implementation"):
+        module.set_attn_implementation(attention.PREFIX + implementation)
+
+
+def freeze(module: nn.Module) -> nn.Module:
+    """Put a module in eval mode without gradients."""
+    return module.eval().requires_grad_(False)
+
+
+def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy with floating parameters and persistent buffers in ``dtype``; the module itself if it has that.
+
+    Non-persistent buffers stay: transformers computes rotary frequencies in float32 whatever the weights are.
+    """
+    tensors = dict(module.named_parameters()) | persistent_buffers(module)
+    if all(t.dtype == dtype for t in tensors.values() if t.is_floating_point()):
+        return module
+    cast = copy.deepcopy(module)
+    for tensor in (dict(cast.named_parameters()) | persistent_buffers(cast)).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return cast
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that a state dict would hold, by name."""
+    state = module.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in module.named_buffers() if name in state}
+
+
+def tiny_decoder(family: str, *, seed: int = 0, layers: int = 2, implementation: str = "eager", **config: Any) -> Any:
+    """Make a random decoder of 64 hidden units from its configuration: llama, qwen3, gemma3, mistral or gpt2.
+
+    ``config`` overrides configuration fields. Norm weights are random too, so that a wrong one is visible.
+    Returns a ``transformers.PreTrainedModel`` in float32. Raises :class:`UsageError` for an unknown family.
+    """
+    import transformers
+
+    if family not in FAMILIES:
+        raise UsageError(f"unknown tiny model {family!r}, expected {', '.join(FAMILIES)}{nearest(family, FAMILIES)}")
+    config_class, model_class, overrides = FAMILIES[family]
+    fields = {**(GPT2_FIELDS if family == "gpt2" else DECODER_FIELDS), **overrides}
+    fields[("n_layer" if family == "gpt2" else "num_hidden_layers")] = layers
+    if family == "gemma3":
+        fields["layer_types"] = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
+    torch.manual_seed(seed)
+    settings = getattr(transformers, config_class)(**{**fields, **config}, attn_implementation=implementation)
+    model = freeze(getattr(transformers, model_class)(settings))
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "ln_" in name:
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model
+
+
+DECODER_FIELDS: Mapping[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+GPT2_FIELDS: Mapping[str, Any] = {
+    "vocab_size": 256,
+    "n_embd": 64,
+    "n_head": 4,
+    "n_positions": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.2,
+}
+FAMILIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    ),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 16, "sliding_window": 8}),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
+}

@@ -1,0 +1,81 @@
+"""Edit and read ONNX graphs without touching their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from ditto_core.errors import SelectorError, nearest
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """Load the graph; the weights stay in their own file."""
+    return onnx.load(str(path), load_external_data=False)
+
+
+def finish_export(
+    path: Path, outputs: Sequence[str], dimensions: Mapping[str, Mapping[int, str]]
+) -> dict[str, tuple[str, ...]]:
+    """Take all graph outputs but ``outputs`` off (their types stay known) and give dynamic dimensions readable names.
+
+    Returns the axis names of every value that was an output: the dimension's name, or "" for a constant one.
+    """
+    model = read_graph(path)
+    graph = model.graph
+    renames = symbol_names(graph.input, dimensions)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = renames.get(dim.dim_param, dim.dim_param)
+    axes = {v.name: tuple(d.dim_param for d in v.type.tensor_type.shape.dim) for v in graph.output}
+    graph.value_info.extend(v for v in graph.output if v.name not in outputs)
+    kept = [v for name in outputs for v in graph.output if v.name == name]
+    del graph.output[:]
+    graph.output.extend(kept)
+    onnx.save(model, str(path))
+    return axes
+
+
+def symbol_names(inputs: Iterable[Any], dimensions: Mapping[str, Mapping[int, str]]) -> dict[str, str]:
+    """Map the exporter's symbols (``s15``, ``s15 + s70``) to names, from the inputs whose dimensions are known."""
+    names: dict[str, str] = {}
+    for value in inputs:
+        for i, name in dimensions.get(value.name, {}).items():
+            symbol = value.type.tensor_type.shape.dim[i].dim_param
+            if symbol:
+                names.setdefault(symbol, name)
+    lengths = [symbol for symbol, name in names.items() if name == "length"]
+    pasts = [symbol for symbol, name in names.items() if name == "past"]
+    sums = {" + ".join(pair) for p in pasts for n in lengths for pair in ((p, n), (n, p))}
+    return names | dict.fromkeys(sums, "total")
+
+
+def add_outputs(model: onnx.ModelProto, values: Sequence[str]) -> None:
+    """Make values of the graph outputs, after those that are. Raises :class:`SelectorError` for an unknown value."""
+    graph = model.graph
+    known = {v.name: v for v in graph.value_info}
+    present = {v.name for v in graph.output}
+    produced = set(value_names(model))
+    for name in values:
+        if name in present:
+            continue
+        if name not in produced:
+            raise SelectorError(f"{name!r} is no value of the ONNX graph{nearest(name, produced)}")
+        graph.output.append(known.get(name) or onnx.ValueInfoProto(name=name))
+        present.add(name)
+
+
+def value_names(model: onnx.ModelProto) -> list[str]:
+    """Return the names of all values that nodes produce, in topological order."""
+    return [output for node in model.graph.node for output in node.output if output]
+
+
+def value_axes(model: onnx.ModelProto, name: str) -> tuple[str, ...]:
+    """Return the axis names of a value, or an empty tuple when its shape is not known."""
+    for value in (*model.graph.output, *model.graph.value_info):
+        if value.name == name:
+            return tuple(d.dim_param for d in value.type.tensor_type.shape.dim)
+    return ()

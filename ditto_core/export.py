@@ -37,13 +37,18 @@ BATCH, LENGTH, PAST, TOTAL = "batch", "length", "past", "total"
 
 @dataclass(frozen=True)
 class Export:
-    """An export on disk. ``kv_heads`` and ``head_dim`` are per layer; empty for a model that is not a decoder."""
+    """An export on disk: names of the graph's inputs and outputs, and whether it has a KV cache."""
 
     directory: Path
     decoder: bool
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     vocab_size: int = 0
+
+    @property
+    def finals(self) -> tuple[str, ...]:
+        """The model's own outputs, without the KV cache."""
+        return tuple(name for name in self.outputs if not (self.decoder and name.startswith("present.")))
 
     @property
     def onnx_path(self) -> Path:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "ditto_core.backends"
 
 TapSink = Callable[[str, "torch.Tensor"], None]
-"""Receives each tap of a step as ``(site, tensor)``. The tensor is valid during the call only: copy it to keep it."""
+"""Receives each tap of a step as ``(site, tensor)``. The tensor is valid until the session's next call: copy it to keep it."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,15 @@ class Session(Protocol):
 class BuildRequest:
     """What a backend gets to build from: an ONNX file and the taps that it must expose.
 
-    ``onnx_path`` has no taps among its outputs but every tap's value in its graph. ``decoder`` tells whether the
-    graph has KV-cache inputs ``past_key_values.{i}.key|value`` and outputs ``present.{i}.key|value``.
-    ``artifacts`` is a folder for readable by-products, or None.
+    ``onnx_path`` has no taps among its outputs but every tap's value in its graph. ``outputs`` are the model's own
+    final outputs. ``decoder`` tells whether the graph has KV-cache inputs ``past_key_values.{i}.key|value`` and outputs
+    ``present.{i}.key|value`` besides. ``artifacts`` is a folder for readable by-products, or None.
     """
 
     spec: EngineSpec
     onnx_path: Path
     taps: tuple[Tap, ...]
+    outputs: tuple[str, ...]
     decoder: bool
     directory: Path
     artifacts: Path | None = None

@@ -15,7 +15,8 @@ from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
 ENGINE_FILE = "engine.onnx"
-LEVELS = ("all", "extended", "basic", "disable")
+SESSION_FILE = "session.json"
+LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
 OPTIONS = ("level", "threads", "provider")
 
 
@@ -56,7 +57,7 @@ class OnnxRuntimeBackend:
         for data in request.onnx_path.parent.glob("*.onnx.data"):
             link_or_copy(data, request.directory / data.name)
         onnx.save(model, str(request.directory / ENGINE_FILE))
-        (request.directory / "session.json").write_text(json.dumps({"decoder": request.decoder}))
+        (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
         return BuildReport(request.taps, facts={"nodes": len(model.graph.node)})
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> OnnxRuntimeSession:
@@ -85,6 +86,7 @@ class OnnxRuntimeSession:
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._past_names = [name for name in self._inputs if name.startswith("past_key_values.")]
         self._past: dict[str, Any] = {}
+        self._finals: list[str] = json.loads((directory / SESSION_FILE).read_text())["outputs"]
         facts = {"onnxruntime": self._ort.__version__, "provider": provider, "level": spec.option("level", "all")}
         label = f"onnxruntime {spec.dtype}"
         self._info = SessionInfo(label, "onnxruntime", spec.dtype, "cpu", spec.model.label, facts)
@@ -93,10 +95,8 @@ class OnnxRuntimeSession:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = int(spec.option("threads", 1))
-        level = spec.option("level", "all").upper()
-        options.graph_optimization_level = getattr(
-            self._ort.GraphOptimizationLevel, f"ORT_{level if level == 'DISABLE' else 'ENABLE_' + level}".replace("DISABLE", "DISABLE_ALL")
-        )
+        level = LEVELS[spec.option("level", "all")]
+        options.graph_optimization_level = getattr(self._ort.GraphOptimizationLevel, f"ORT_{level}")
         try:
             return self._ort.InferenceSession(str(path), options, providers=[provider])
         except Exception as error:  # noqa: BLE001 - onnxruntime raises its own untyped exceptions
@@ -131,9 +131,7 @@ class OnnxRuntimeSession:
             self._past[name] = values[name.replace("past_key_values", "present")]
         for tap in self._taps:
             sink(tap.site, torch.from_numpy(values[tap.value]))
-        own = {tap.value for tap in self._taps} | {n.replace("past_key_values", "present") for n in self._past_names}
-        finals = [n for n in self._outputs if n not in own or n == "logits" or n.startswith("output")]
-        return {name: torch.from_numpy(values[name]) for name in finals}
+        return {name: torch.from_numpy(values[name]) for name in self._finals}
 
     def close(self) -> None:
         """Release the engine."""

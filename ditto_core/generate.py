@@ -1,0 +1,113 @@
+"""Prompts -> padded token batches -> the inputs of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ditto_core.errors import UsageError
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Left-padded prompts: ``input_ids`` and ``mask``, int64 [batch, length]; ``mask`` is 0 on padding."""
+
+    input_ids: torch.Tensor
+    mask: torch.Tensor
+    texts: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Number of prompts."""
+        return self.input_ids.shape[0]
+
+    @property
+    def padded(self) -> bool:
+        """Tell whether any row has padding."""
+        return not bool(self.mask.all())
+
+
+def encode(prompts: Prompt | Sequence[Prompt], *, tokenizer: Any = None, vocab_size: int = 0, pad: int = 0) -> TokenBatch:
+    """Turn one prompt or several (text, or token ids) into a left-padded batch.
+
+    Raises :class:`UsageError` for an empty prompt, text without a tokenizer, or an id outside the vocabulary.
+    """
+    rows = [prompts] if is_single(prompts) else list(prompts)
+    if not rows:
+        raise UsageError("no prompt given, expected at least one")
+    ids = [encode_one(row, tokenizer, i, len(rows)) for i, row in enumerate(rows)]
+    for row in ids:
+        bad = [t for t in row if not 0 <= t < (vocab_size or t + 1)]
+        if bad:
+            raise UsageError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}")
+    longest = max(map(len, ids))
+    padded = torch.tensor([[pad] * (longest - len(row)) + row for row in ids], dtype=torch.int64)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids], dtype=torch.int64)
+    return TokenBatch(padded, mask, tuple(row if isinstance(row, str) else "" for row in rows))
+
+
+def is_single(prompts: Any) -> bool:
+    """Tell whether ``prompts`` is one prompt: a text, or a sequence of ids."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(p, int) for p in prompts))
+
+
+def encode_one(prompt: Prompt, tokenizer: Any, index: int, count: int) -> list[int]:
+    """Return one prompt's token ids."""
+    where = f"prompt {index}" if count > 1 else "the prompt"
+    if isinstance(prompt, str) and prompt and tokenizer is None:
+        raise UsageError(f"{where} is text but the model has no tokenizer: give token ids")
+    ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) and prompt else [int(t) for t in prompt]  # type: ignore[arg-type]
+    if not ids:
+        raise UsageError(f"{where} is empty, expected at least one token")
+    return ids
+
+
+class Sequencer:
+    """Keeps the mask and positions of a growing batch and makes each step's inputs from its new tokens."""
+
+    def __init__(self, batch: TokenBatch) -> None:
+        self._mask = batch.mask
+        self._next = batch.input_ids
+        self.past = 0
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return ``input_ids`` [batch, length], ``attention_mask`` [batch, past + length], ``position_ids``, int64.
+
+        Positions count real tokens only, as Hugging Face's ``generate`` does for left padding.
+        """
+        length = self._next.shape[1]
+        positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -length:]
+        return {"input_ids": self._next, "attention_mask": self._mask, "position_ids": positions}
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Append the next token of each row, int64 [batch]."""
+        self.past += self._next.shape[1]
+        self._next = tokens.reshape(-1, 1)
+        self._mask = torch.cat([self._mask, torch.ones_like(self._next)], 1)
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """Return the most likely next token of each row, int64 [batch], from logits [batch, length, vocab]."""
+    return logits[:, -1].float().argmax(-1).to("cpu", torch.int64)
+
+
+def valid_elements(axes: Sequence[str], mask: torch.Tensor, length: int) -> torch.Tensor | None:
+    """Return a mask, broadcastable to a tap with these ``axes``, that leaves padding out; None when nothing is padded.
+
+    ``mask`` is the step's attention mask [batch, total]; the new tokens are its last ``length`` columns.
+    """
+    if bool(mask.all()) or "batch" not in axes:
+        return None
+    valid: torch.Tensor | None = None
+    for axis, columns in (("length", mask[:, -length:]), ("total", mask)):
+        if axis in axes:
+            shape = [1] * len(axes)
+            shape[axes.index("batch")], shape[axes.index(axis)] = columns.shape
+            part = columns.bool().reshape(shape)
+            valid = part if valid is None else valid & part
+    return valid

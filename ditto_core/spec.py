@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,7 +44,9 @@ class ShapeProfile:
         for name in data:
             if name not in cls.__dataclass_fields__:
                 known = tuple(cls.__dataclass_fields__)
-                raise UsageError(f"unknown profile dimension {name!r}, expected {', '.join(known)}{nearest(name, known)}")
+                raise UsageError(
+                    f"unknown profile dimension {name!r}, expected {', '.join(known)}{nearest(name, known)}"
+                )
         return cls(**{name: Range(*sizes) for name, sizes in data.items()})
 
     def check(self, batch: int, length: int, past: int) -> None:
@@ -194,9 +194,3 @@ def factory_name(source: ModelSource) -> str:
     """Return ``module.qualname`` of a factory, or an empty string."""
     factory = source.factory
     return "" if factory is None else f"{factory.__module__}.{getattr(factory, '__qualname__', repr(factory))}"
-
-
-def fingerprint(*parts: Any) -> str:
-    """Return the SHA-256 (hex) of the canonical JSON of ``parts``."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()

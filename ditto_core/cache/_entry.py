@@ -1,0 +1,155 @@
+"""One entry on disk: its manifest, the check of every byte, and the bytes that entries share."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ditto_core
+from ditto_core.fingerprint import fingerprint, hash_file
+
+MANIFEST = "entry.json"
+NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished entry. ``size`` in bytes (files shared with other entries count), times in seconds since 1970."""
+
+    kind: str
+    key: str
+    path: Path
+    size: int
+    created: float
+    used: float
+    describe: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {**self.__dict__, "path": str(self.path), "describe": dict(self.describe)}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with one entry."""
+
+    kind: str
+    key: str
+    what: str
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make ``target`` a hard link to ``source``, or a copy where links are not possible. Neither may be written to."""
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        shutil.copyfile(source, target)
+
+
+def damage(path: Path) -> list[str]:
+    """Return what is wrong with the entry in ``path``, reading every byte; an empty list when it is sound."""
+    manifest = read_manifest(path)
+    if manifest is None:
+        return [f"{MANIFEST} is missing or damaged"]
+    known, present = manifest["files"], {f.relative_to(path).as_posix(): f for f in _files(path)}
+    problems = [f"{name} is missing" for name in sorted(known.keys() - present.keys())]
+    problems += [f"{name} does not belong there" for name in sorted(present.keys() - known.keys())]
+    for name in sorted(known.keys() & present.keys()):
+        size = present[name].stat().st_size
+        if size != known[name]["size"]:
+            problems.append(f"{name} has {size} bytes, expected {known[name]['size']}")
+        elif hash_file(present[name]) != known[name]["sha256"]:
+            problems.append(f"the content of {name} changed")
+    return problems
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(f for f in path.rglob("*") if f.is_file() and f.relative_to(path).as_posix() != MANIFEST)
+
+
+def write_manifest(path: Path, kind: str, key: str, describe: Mapping[str, Any]) -> None:
+    """Record what the entry in ``path`` is and the digest of each of its files, and force all of it to the disk."""
+    files = {}
+    for file in _files(path):
+        files[file.relative_to(path).as_posix()] = {"sha256": hash_file(file), "size": file.stat().st_size}
+        sync(file)
+    versions = {"ditto_core": ditto_core.__version__, "python": platform.python_version()}
+    body = {"kind": kind, "key": key, "created": time.time(), "describe": dict(describe), "files": files}
+    body = json.loads(json.dumps({**body, "versions": versions}, default=str))
+    (path / MANIFEST).write_text(json.dumps({**body, "digest": fingerprint(body)}, indent=1) + "\n")
+    for folder in (path / MANIFEST, *(p for p in path.rglob("*") if p.is_dir()), path):
+        sync(folder)
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Return the manifest of the entry in ``path``, or None when it is missing, damaged or another entry's."""
+    try:
+        body = json.loads((path / MANIFEST).read_text())
+        digest = body.pop("digest")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+    named = (path.parent.name, path.name) == (body.get("kind"), body.get("key"))
+    return body if named and fingerprint(body) == digest else None
+
+
+def read_entry(path: Path) -> Entry | None:
+    """Return the entry in ``path`` by its manifest, or None when there is none to read."""
+    body = read_manifest(path)
+    if body is None:
+        return None
+    try:
+        used = (path / MANIFEST).stat().st_mtime
+    except FileNotFoundError:  # pruned by another process just now
+        return None
+    size = sum(file["size"] for file in body["files"].values())
+    return Entry(body["kind"], body["key"], path, size, body["created"], used, body["describe"])
+
+
+def discard(path: Path) -> None:
+    """Remove an entry. It is renamed first, so nobody sees it half removed."""
+    grave = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    path.rename(grave)
+    shutil.rmtree(grave)
+
+
+def sync(path: Path) -> None:
+    """Force a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Usage:
+    """Bytes on disk of a set of entries; a file that several entries share by hard links counts once."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._files = {entry.path: dict(_inodes(entry.path)) for entry in entries}
+        self._links = Counter(inode for inodes in self._files.values() for inode in inodes)
+        self.total = sum({k: v for inodes in self._files.values() for k, v in inodes.items()}.values())
+
+    def drop(self, entry: Entry) -> None:
+        """Take an entry out: bytes go only with the last entry that holds them."""
+        for inode, size in self._files[entry.path].items():
+            self._links[inode] -= 1
+            if not self._links[inode]:
+                self.total -= size
+
+
+def _inodes(path: Path) -> Iterator[tuple[tuple[int, int], int]]:
+    for file in _files(path):
+        stat = file.stat()
+        yield (stat.st_dev, stat.st_ino), stat.st_size

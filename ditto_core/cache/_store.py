@@ -1,0 +1,234 @@
+"""The cache directory: who may build, where, and what goes when it grows.
+
+``root/kind/key/`` holds an entry's files and ``entry.json`` (what it is, and the size and SHA-256 of each file).
+``root/locks/`` holds one lock file a key; a build happens in a temporary folder beside the entry and is renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
+
+from ditto_core.cache._entry import (
+    MANIFEST,
+    Entry,
+    Problem,
+    Usage,
+    damage,
+    discard,
+    read_entry,
+    read_manifest,
+    sync,
+    write_manifest,
+)
+from ditto_core.errors import CacheError
+from ditto_core.fingerprint import DigestMemo
+
+ENVIRONMENT = "DITTO_CACHE_DIR"
+LOCKS, DIGESTS, STATE = "locks", "digests", "state"
+UNWRITABLE = {
+    errno.ENOSPC: "is full",
+    errno.EDQUOT: "is over its quota",
+    errno.EFBIG: "does not take a file that large",
+    errno.EROFS: "is read-only",
+    errno.EACCES: "cannot be written",
+    errno.EPERM: "cannot be written",
+    errno.ENOTDIR: "is not a directory",
+    errno.EEXIST: "is not a directory",
+}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+Build = Callable[[Path], None]
+OnEvent = Callable[[str], None]
+
+
+def default_root() -> Path:
+    """Return ``$DITTO_CACHE_DIR``, or ``ditto_core`` in the user's cache directory."""
+    override = os.environ.get(ENVIRONMENT)
+    return Path(override).expanduser() if override else user_cache_path("ditto_core")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache directory. It is made on first use, and every method may raise :class:`CacheError`."""
+
+    root: Path = field(default_factory=default_root)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", Path(self.root).absolute())
+
+    @property
+    def memo(self) -> DigestMemo:
+        """Digests of the user's large files, remembered in this cache."""
+        return DigestMemo(self.root / DIGESTS)
+
+    def get_or_build(
+        self, kind: str, key: str, build: Build, *, describe: Mapping[str, Any], on_event: OnEvent | None = None
+    ) -> Path:
+        """Return the verified directory of an entry, and build it first where it is absent or damaged.
+
+        ``build`` fills the empty directory that it is given; nothing of it is visible before it returns. Other
+        processes that want the same key wait for it. ``describe`` is JSON for people; ``on_event`` is told in one
+        line about waiting and about damage. What ``build`` raises passes through, save for a full or unwritable
+        cache, which becomes a :class:`CacheError`.
+        """
+        say = on_event or _ignore
+        path = self.root / _checked(kind) / _checked(key)
+        with self._explained(), self._locked(kind, key, say):
+            self._remove_leftovers(path)
+            if path.exists():
+                found = damage(path)
+                if not found:
+                    os.utime(path / MANIFEST)
+                    return path
+                say(f"cache entry {kind}/{key[:12]} is damaged ({found[0]}); it is rebuilt")
+                discard(path)
+            return self._build(path, build, describe)
+
+    def state(self, name: str) -> Path:
+        """Return a folder for by-products that may be lost and are not verified (timing caches)."""
+        path = self.root / STATE / _checked(name)
+        with self._explained():
+            path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def entries(self) -> list[Entry]:
+        """Return all finished entries, most recently used first."""
+        self._check_root()
+        found = [read_entry(path.parent) for path in self.root.glob(f"*/*/{MANIFEST}")]
+        return sorted((e for e in found if e), key=lambda entry: entry.used, reverse=True)
+
+    def verify(self) -> list[Problem]:
+        """Read every file of every entry and return what is wrong. Waits for an entry that is being rebuilt."""
+        self._check_root()
+        problems = []
+        for path in sorted(self._folders()):
+            kind, key = path.parent.name, path.name
+            with self._explained(), self._locked(kind, key, _ignore):
+                found = damage(path) if path.exists() else []
+            problems += [Problem(kind, key, what) for what in found]
+        return problems
+
+    def prune(self, max_size: int | None = None, max_age: float | None = None, dry_run: bool = False) -> list[Entry]:
+        """Remove entries unused for ``max_age`` seconds, then the least recently used beyond ``max_size`` bytes.
+
+        Files shared by several entries count once. Returns what was removed (or would be); locked entries stay.
+        What dead builds left behind and entries that cannot be read go too.
+        """
+        self._check_root()
+        with self._explained():
+            if not dry_run:
+                self._sweep()
+            keep, removed, now = self.entries(), [], time.time()
+            usage = Usage(keep)
+            for entry in reversed(keep):
+                too_old = max_age is not None and now - entry.used > max_age
+                too_much = max_size is not None and usage.total > max_size
+                if (too_old or too_much) and self._remove(entry, dry_run):
+                    usage.drop(entry)
+                    removed.append(entry)
+        return removed
+
+    def _build(self, path: Path, build: Build, describe: Mapping[str, Any]) -> Path:
+        work = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        work.mkdir(parents=True)
+        try:
+            build(work)
+            write_manifest(work, path.parent.name, path.name, describe)
+            work.rename(path)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        sync(path.parent)
+        return path
+
+    def _check_root(self) -> None:
+        with self._explained():
+            if self.root.exists() and not self.root.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.root))
+
+    def _folders(self) -> Iterator[Path]:
+        for path in self.root.glob("*/*"):
+            if path.is_dir() and not path.name.startswith(".") and path.parent.name not in (LOCKS, DIGESTS, STATE):
+                yield path
+
+    def _remove_leftovers(self, path: Path) -> None:
+        for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # the lock is ours: whoever made it is dead
+            shutil.rmtree(leftover)
+
+    def _sweep(self) -> None:
+        for path in self._folders():
+            if read_manifest(path) is None:
+                with suppress(Timeout), self._lock(path.parent.name, path.name).acquire(timeout=0):
+                    discard(path)
+        for path in self.root.glob("*/.*.tmp"):
+            target = path.with_name(path.name[1:].rsplit(".", 2)[0])
+            with suppress(Timeout), self._lock(target.parent.name, target.name).acquire(timeout=0):
+                self._remove_leftovers(target)
+
+    def _remove(self, entry: Entry, dry_run: bool) -> bool:
+        try:
+            with self._lock(entry.kind, entry.key).acquire(timeout=0):
+                if not dry_run:
+                    discard(entry.path)
+        except Timeout:
+            return False
+        return True
+
+    def _lock(self, kind: str, key: str) -> FileLock:
+        folder = self.root / LOCKS
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / f"{kind}-{key}.lock")
+
+    @contextmanager
+    def _locked(self, kind: str, key: str, say: OnEvent) -> Iterator[None]:
+        lock = self._lock(kind, key)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            say(f"waiting for another process that holds {kind}/{key[:12]}")
+            lock.acquire(poll_interval=0.1)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in UNWRITABLE or not self._concerns(error):
+                raise
+            state = UNWRITABLE[error.errno]
+            remedy = f"free space (`ditto cache prune`) or choose another with --ditto-cache-dir or {ENVIRONMENT}"
+            raise CacheError(f"the cache directory {self.root} {state}: {remedy}") from error
+
+    def _concerns(self, error: OSError) -> bool:
+        """Tell whether an error is about the cache; a write that fails for want of space names no file."""
+        if error.filename is None:
+            return True
+        name = Path(os.fsdecode(error.filename))
+        return name == self.root or self.root in name.parents or name in self.root.parents
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name) or name in (LOCKS, DIGESTS):
+        raise CacheError(f"{name!r} cannot name a cache entry, expected letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _ignore(message: str) -> None:
+    """Swallow an event."""

@@ -1,0 +1,155 @@
+import hashlib
+import json
+import os
+import time
+
+import pytest
+import torch
+
+from ditto_core import fingerprint as fp
+from ditto_core.errors import ModelError
+from ditto_core.fingerprint import DigestMemo, directory_digest, file_digest, fingerprint, module_digest
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Files count as settled at once; without it the memo waits two seconds."""
+    monkeypatch.setattr(fp, "RACY_NS", -(10**12))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The paths that were read in full."""
+    seen, real = [], fp.hash_file
+    monkeypatch.setattr(fp, "hash_file", lambda path: seen.append(path) or real(path))
+    return seen
+
+
+def test_fingerprint_is_independent_of_the_order_of_keys_but_not_of_values():
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    assert fingerprint({"a": 1}) != fingerprint({"a": 2})
+    assert fingerprint("ab", "c") != fingerprint("a", "bc")
+
+
+@pytest.mark.parametrize("size", [0, 1, fp.BLOCK - 1, fp.BLOCK, fp.BLOCK + 1])
+def test_file_digest_is_the_sha256_of_the_bytes(tmp_path, size):
+    content = os.urandom(size)
+    (tmp_path / "f").write_bytes(content)
+    assert file_digest(tmp_path / "f") == hashlib.sha256(content).hexdigest()
+
+
+def test_an_unchanged_file_is_read_once(tmp_path, settled, reads):
+    (tmp_path / "f").write_bytes(b"abc")
+    digests = {file_digest(tmp_path / "f", DigestMemo(tmp_path / "memo")) for _ in range(3)}
+    assert digests == {hashlib.sha256(b"abc").hexdigest()}
+    assert len(reads) == 1
+
+
+def test_a_file_rewritten_with_its_old_size_and_mtime_is_read_again(tmp_path, settled, reads):
+    memo, path = DigestMemo(tmp_path / "memo"), tmp_path / "f"
+    path.write_bytes(b"abc")
+    before = path.stat()
+    file_digest(path, memo)
+    time.sleep(0.02)
+    path.write_bytes(b"abd")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert file_digest(path, memo) == hashlib.sha256(b"abd").hexdigest()
+
+
+def test_a_file_that_changed_just_now_is_not_remembered(tmp_path, reads):
+    (tmp_path / "f").write_bytes(b"abc")
+    for _ in range(2):
+        file_digest(tmp_path / "f", DigestMemo(tmp_path / "memo"))
+    assert len(reads) == 2
+
+
+def test_a_damaged_memo_costs_time_and_not_correctness(tmp_path, settled):
+    memo = DigestMemo(tmp_path / "memo")
+    (tmp_path / "f").write_bytes(b"abc")
+    expected = file_digest(tmp_path / "f", memo)
+    (note,) = (tmp_path / "memo").iterdir()
+    for text in ("", "[]", json.dumps({**json.loads(note.read_text()), "sha256": None})):
+        note.write_text(text)
+        assert file_digest(tmp_path / "f", memo) == expected
+
+
+def test_a_memo_that_cannot_be_written_is_done_without(tmp_path, settled):
+    (tmp_path / "file").write_bytes(b"abc")
+    expected = hashlib.sha256(b"abc").hexdigest()
+    assert file_digest(tmp_path / "file", DigestMemo(tmp_path / "file" / "memo")) == expected
+
+
+def test_directory_digest_covers_names_and_content_of_matching_files_only(tmp_path):
+    def digest():
+        return directory_digest(tmp_path, ["*.safetensors", "*.json"])
+
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "config.json").write_text("{}")
+    first = digest()
+    (tmp_path / "README.md").write_text("hello")
+    assert digest() == first
+    (tmp_path / "model.safetensors").write_bytes(b"v")
+    assert digest() != first
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    assert digest() == first
+    (tmp_path / "config.json").rename(tmp_path / "other.json")
+    assert digest() != first
+
+
+def test_a_link_counts_by_the_content_behind_it(tmp_path):
+    (tmp_path / "blob").write_bytes(b"w")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "model.bin").symlink_to(tmp_path / "blob")
+    (tmp_path / "b" / "model.bin").write_bytes(b"w")
+    assert directory_digest(tmp_path / "a") == directory_digest(tmp_path / "b")
+
+
+def test_what_cannot_be_read_is_one_clear_line(tmp_path):
+    with pytest.raises(ModelError, match=r"no file below .* matches \*\.safetensors"):
+        directory_digest(tmp_path, ["*.safetensors"])
+    with pytest.raises(ModelError, match=r"cannot read .*gone: No such file"):
+        file_digest(tmp_path / "gone")
+
+
+class Small(torch.nn.Module):
+    def __init__(self, eps: float = 1e-5, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(3, 2, dtype=dtype)
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+        self.eps = eps
+
+
+class Other(Small):
+    def forward(self, x):
+        return x
+
+
+def test_module_digest_is_the_same_for_the_same_module():
+    assert module_digest(Small()) == module_digest(Small())
+
+
+def changed(edit):
+    module = Small()
+    with torch.no_grad():
+        edit(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        changed(lambda m: m.linear.weight[0, 0].add_(1e-6)),
+        changed(lambda m: m.scale.add_(1)),
+        changed(lambda m: setattr(m, "linear", torch.nn.Linear(3, 2, bias=False))),
+        changed(lambda m: m.eval()),
+        Small(eps=1e-6),
+        Small(dtype=torch.bfloat16),
+        Other(),
+    ],
+    ids=["weight", "buffer", "structure", "mode", "epsilon", "dtype", "class"],
+)
+def test_module_digest_sees_every_change_of_what_is_computed(module):
+    assert module_digest(module) != module_digest(Small())

@@ -1,0 +1,297 @@
+"""The result of a comparison: structured, JSON in both directions, judged again at will. Reports are views of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ditto_core.backends.base import SessionInfo
+from ditto_core.compare.metrics import Metrics
+from ditto_core.compare.tokens import LogitsMetrics
+from ditto_core.compare.tolerance import Tolerance, Verdict
+from ditto_core.errors import TraceError
+from ditto_core.sites import Tap, matches
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """One tensor of one step: how far the engine's is from the reference's, and what that means.
+
+    ``floor`` is the reference's own error there in the engine's dtype. ``order`` is topological. ``healed``: the
+    error exceeds its bound but is gone at the end of an enclosing module.
+    """
+
+    step: int
+    site: str
+    order: int
+    metrics: Metrics
+    verdict: Verdict
+    floor: float | None = None
+    healed: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether this result lets the comparison pass."""
+        return self.verdict.ok or self.healed
+
+
+@dataclass(frozen=True)
+class TokenResult:
+    """Greedy tokens of one row on both sides and what became of each difference."""
+
+    prompt: str
+    engine: tuple[int, ...]
+    reference: tuple[int, ...]
+    engine_text: str = ""
+    reference_text: str = ""
+    near_ties: tuple[int, ...] = ()
+
+    @property
+    def differences(self) -> tuple[int, ...]:
+        """Steps at which the tokens differ."""
+        pairs = zip(self.engine, self.reference, strict=False)
+        return tuple(i for i, (a, b) in enumerate(pairs) if a != b)
+
+    @property
+    def flips(self) -> tuple[int, ...]:
+        """Differences that are no near ties."""
+        return tuple(i for i in self.differences if i not in self.near_ties)
+
+
+@dataclass(frozen=True)
+class ObserverEffect:
+    """Largest rel-L2 between the final outputs of the tapped engine and of the same engine without taps."""
+
+    rel_l2: float
+    step: int
+    output: str
+
+    @property
+    def changed(self) -> bool:
+        """Tell whether tapping changed any bit that the metric can see."""
+        return self.rel_l2 > 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that a lockstep run found. True when every site is within its tolerance, explained, or healed.
+
+    Iterating yields :class:`SiteResult`, worst margin first. ``missing`` maps sites that could not be compared to the
+    reason. ``taps`` tells where each site lives; ``notes`` are lines for people.
+    """
+
+    engine: SessionInfo
+    reference: SessionInfo
+    results: tuple[SiteResult, ...]
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    tokens: tuple[TokenResult, ...] = ()
+    logits: tuple[LogitsMetrics, ...] = ()
+    observer: ObserverEffect | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    taps: tuple[Tap, ...] = ()
+    notes: tuple[str, ...] = ()
+    dump: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.results) and not self.missing and all(result.ok for result in self.results)
+
+    def __iter__(self) -> Iterator[SiteResult]:
+        return iter(sorted(self.results, key=lambda r: (-r.verdict.margin, r.step, r.order)))
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps compared."""
+        return 1 + max((r.step for r in self.results), default=-1)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Sites compared, in topological order."""
+        return tuple(dict.fromkeys(r.site for r in sorted(self.results, key=lambda r: r.order)))
+
+    @property
+    def failures(self) -> tuple[SiteResult, ...]:
+        """Results that make the comparison fail, earliest step first, then topological order."""
+        return tuple(sorted((r for r in self.results if not r.ok), key=lambda r: (r.step, r.order)))
+
+    @property
+    def first_bad(self) -> SiteResult | None:
+        """The first site, at the earliest failing step, whose error exceeds its bound and does not heal."""
+        return next(iter(self.failures), None)
+
+    @property
+    def healed(self) -> tuple[SiteResult, ...]:
+        """Results above their bound whose error is gone downstream."""
+        return tuple(r for r in self.results if r.healed)
+
+    @property
+    def worst(self) -> SiteResult | None:
+        """The result with the largest margin."""
+        return next(iter(self), None)
+
+    @cached_property
+    def tap_of(self) -> Mapping[str, Tap]:
+        """Taps by site."""
+        return {tap.site: tap for tap in self.taps}
+
+    def filter(self, selector: str = "**", *, step: int | None = None) -> Comparison:
+        """Return the part of the comparison whose sites match ``selector``, at ``step`` where given."""
+        keep = (r for r in self.results if matches(selector, r.site) and step in (None, r.step))
+        return replace(self, results=tuple(keep))
+
+    def judged(self, tolerance: Tolerance) -> Comparison:
+        """Return the same measurements judged by another tolerance."""
+        results = judge(self.results, tolerance, self.taps, self.engine.dtype)
+        return replace(self, results=results, tolerance=tolerance)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one flat dictionary a result, as ``pandas.DataFrame`` takes them."""
+        return [row(result) for result in sorted(self.results, key=lambda r: (r.step, r.order))]
+
+    def assert_close(self) -> None:
+        """Raise ``AssertionError`` with the first bad site, the worst sites and the remedy unless the comparison holds."""
+        __tracebackhide__ = True
+        if not self:
+            from ditto_core.report.text import failure_message
+
+            raise AssertionError(failure_message(self))
+
+    def assert_same_tokens(self) -> None:
+        """Raise ``AssertionError`` when a greedy token differs and the reference did not nearly tie there."""
+        __tracebackhide__ = True
+        if any(token.flips for token in self.tokens):
+            from ditto_core.report.text import token_message
+
+            raise AssertionError(token_message(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary (strict JSON: NaN and infinities are strings)."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "ok": bool(self),
+            "engine": asdict(self.engine),
+            "reference": asdict(self.reference),
+            "tolerance": self.tolerance.to_json(),
+            "results": [result_to_json(r) for r in self.results],
+            "tokens": [asdict(t) for t in self.tokens],
+            "logits": [m.to_json() for m in self.logits],
+            "observer": asdict(self.observer) if self.observer else None,
+            "missing": dict(self.missing),
+            "taps": [t.to_json() for t in self.taps],
+            "notes": list(self.notes),
+            "dump": self.dump,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Comparison:
+        """Inverse of :meth:`to_json`. Raises :class:`TraceError` for another schema version."""
+        if data.get("schema_version") != SCHEMA_VERSION:
+            raise TraceError(
+                f"comparison has schema version {data.get('schema_version')}, this version reads {SCHEMA_VERSION}"
+            )
+        observer = data["observer"]
+        tokens = ({k: tuple(v) if isinstance(v, list) else v for k, v in t.items()} for t in data["tokens"])
+        return cls(
+            engine=SessionInfo(**data["engine"]),
+            reference=SessionInfo(**data["reference"]),
+            results=tuple(result_from_json(r) for r in data["results"]),
+            tolerance=Tolerance.from_json(data["tolerance"]),
+            tokens=tuple(TokenResult(**t) for t in tokens),
+            logits=tuple(LogitsMetrics.from_json(m) for m in data["logits"]),
+            observer=ObserverEffect(**observer) if observer else None,
+            missing=data["missing"],
+            taps=tuple(Tap.from_json(t) for t in data["taps"]),
+            notes=tuple(data["notes"]),
+            dump=data["dump"],
+        )
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Comparison:
+        """Inverse of :meth:`save`."""
+        return cls.from_json(json.loads(path.read_text()))
+
+
+def judge(
+    results: Iterable[SiteResult], tolerance: Tolerance, taps: Iterable[Tap], dtype: str
+) -> tuple[SiteResult, ...]:
+    """Give every measurement its verdict, then mark those that heal downstream."""
+    names = {tap.site: (tap.site, *tap.aliases) for tap in taps}
+
+    def verdict(r: SiteResult) -> Verdict:
+        return tolerance.judge(names.get(r.site, (r.site,)), r.step, r.metrics, dtype, r.floor)
+
+    judged = [replace(r, verdict=verdict(r), healed=False) for r in results]
+    return tuple(mark_healed(judged, names))
+
+
+def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ...]]) -> Iterator[SiteResult]:
+    """Mark a diverged site as healed when an enclosing module's output, computed later in the same step, is fine.
+
+    ``model.layers.0.self_attn:q_rope`` heals when ``model.layers.0.self_attn`` or ``model.layers.0`` passes.
+    """
+    results = list(results)
+    known: dict[tuple[int, str], SiteResult] = {}
+    for result in results:
+        for name in names.get(result.site, (result.site,)):
+            known[result.step, name] = result
+    for result in results:
+        later = (known.get((result.step, path)) for path in enclosing(result.site))
+        healed = not result.verdict.ok and any(o and o.order > result.order and o.verdict.ok for o in later)
+        yield replace(result, healed=healed)
+
+
+def enclosing(site: str) -> Iterator[str]:
+    """Yield the paths of the modules around a site, innermost first: ``a.b:port`` -> ``a.b``, ``a``."""
+    path, _, port = site.partition(":")
+    if port:
+        yield path
+    while "." in path:
+        path = path.rsplit(".", 1)[0]
+        yield path
+
+
+def row(result: SiteResult) -> dict[str, Any]:
+    """Flatten a result."""
+    numbers = {k: v for k, v in result.metrics.to_json().items() if isinstance(v, int | float | str | bool | None)}
+    verdict = asdict(result.verdict) | {"margin": result.verdict.margin}
+    head = {"step": result.step, "site": result.site, "floor": result.floor, "healed": result.healed}
+    return head | verdict | numbers
+
+
+def result_to_json(result: SiteResult) -> dict[str, Any]:
+    """Return a JSON-ready dictionary of one result."""
+    verdict = {k: number(v) for k, v in asdict(result.verdict).items()}
+    flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed")}
+    return {**flat, "floor": number(result.floor), "verdict": verdict, "metrics": result.metrics.to_json()}
+
+
+def result_from_json(data: Mapping[str, Any]) -> SiteResult:
+    """Inverse of :func:`result_to_json`."""
+    verdict = Verdict(**{k: parse(v) if k in ("value", "bound") else v for k, v in data["verdict"].items()})
+    fields = {**data, "floor": parse(data["floor"]), "verdict": verdict}
+    return SiteResult(**{**fields, "metrics": Metrics.from_json(data["metrics"])})
+
+
+def number(value: Any) -> Any:
+    """Spell a float that JSON cannot hold."""
+    return str(value) if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
+
+
+def parse(value: Any) -> Any:
+    """Inverse of :func:`number`."""
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+Judge = Callable[[Iterable[SiteResult]], tuple[SiteResult, ...]]

@@ -1,0 +1,198 @@
+"""An engine and its reference, ready to generate: what the ``ditto`` fixture is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.engine import Engine
+from ditto_core.errors import UsageError
+from ditto_core.fingerprint import fingerprint
+from ditto_core.generate import Prompt, TokenBatch, encode
+from ditto_core.lockstep import Floor, Sides, lockstep, recording, single_step
+from ditto_core.workspace import Workspace, torch_threads
+
+if TYPE_CHECKING:
+    from ditto_core.backends.base import Session
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.spec import EngineSpec
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """How a pair runs.
+
+    ``reference``: ``eager``, a dtype for eager (``eager:float32``), a backend's name (the same model built by it), a
+    trace directory, or an :class:`~ditto_core.spec.EngineSpec`. ``observer``: also build the engine without taps and
+    compare final outputs. ``threads``: torch threads while it runs (0 leaves them). ``dump``: folder for traces.
+    """
+
+    reference: Any = "eager"
+    tolerance: Any = None
+    observer: bool = True
+    threads: int = 1
+    dump: Path | None = None
+    device: str = "cpu"
+
+
+class Pair:
+    """An engine beside its reference."""
+
+    def __init__(self, workspace: Workspace, spec: EngineSpec, options: PairOptions | None = None) -> None:
+        self.spec = spec
+        self.options = options or PairOptions()
+        self._workspace = workspace
+        self._tolerance = Tolerance.of(self.options.tolerance)
+        self.on_step: Callable[[int], None] | None = None
+        self.comparisons: list[Comparison] = []
+
+    @cached_property
+    def engine_files(self) -> Engine:
+        """The built engine on disk."""
+        return self._workspace.build(self.spec)
+
+    @cached_property
+    def engine(self) -> Session:
+        """The engine's session."""
+        return self.engine_files.open()
+
+    @cached_property
+    def plain(self) -> Session | None:
+        """The same engine without taps, or None when the observer check is off."""
+        if not self.options.observer or not self.spec.outputs:
+            return None
+        return self._workspace.build(self.spec.plain()).open()
+
+    @cached_property
+    def reference(self) -> Session:
+        """The reference's session."""
+        from ditto_core.reference import open_reference
+
+        return open_reference(self._workspace, self.spec, self.engine_files, self.options)
+
+    @cached_property
+    def noisy(self) -> Session | None:
+        """The eager model in the engine's dtype: its error against the eager reference is the noise floor."""
+        if self.reference.info.backend != "eager" or self.reference.info.dtype == self.spec.dtype:
+            return None
+        return self._workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self.options.device)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], *, max_new_tokens: int = 10, forced: bool = True
+    ) -> Comparison:
+        """Generate greedily on both sides in lockstep and compare every tap at every step.
+
+        ``prompts``: one text or list of token ids, or several (left-padded into one batch). The prefill yields the
+        first new token, so the run has ``max_new_tokens`` steps. ``forced``: the engine gets the reference's tokens.
+        Raises :class:`UsageError` for an empty prompt or a length beyond the engine's profile.
+        """
+        if max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
+        model = self._workspace.model(self.spec.model, self.spec.attention)
+        if not self.engine_files.decoder:
+            raise UsageError(f"{self.spec.model.label} is no decoder: call run(inputs) instead of generate(prompts)")
+        batch = self.encode(prompts)
+        self._check_profile(batch, max_new_tokens)
+        decode = (lambda ids: str(model.tokenizer.decode(ids))) if model.tokenizer is not None else None
+
+        def go(sides: Sides, floor: Floor | None) -> tuple[Comparison, Floor]:
+            return lockstep(
+                sides,
+                batch,
+                steps=max_new_tokens,
+                forced=forced,
+                tolerance=self._tolerance,
+                floor=floor,
+                decode=decode,
+                on_step=self.on_step,
+            )
+
+        return self._run(go, [batch.input_ids.tolist(), batch.mask.tolist(), max_new_tokens])
+
+    def run(self, inputs: Mapping[str, torch.Tensor] | None = None) -> Comparison:
+        """Compare one forward pass of a model that is no decoder, on its example inputs unless others are given."""
+        model = self._workspace.model(self.spec.model, self.spec.attention)
+        values = dict(inputs if inputs is not None else model.examples)
+        for name in values:
+            if name not in model.examples:
+                raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(model.examples)}")
+        key = {name: fingerprint(t.tolist()) for name, t in values.items()}
+        return self._run(lambda sides, floor: single_step(sides, values, tolerance=self._tolerance, floor=floor), key)
+
+    def encode(self, prompts: Prompt | Sequence[Prompt]) -> TokenBatch:
+        """Turn prompts into a left-padded batch of this model's tokens."""
+        from ditto_core.export import vocab_size
+
+        model = self._workspace.model(self.spec.model, self.spec.attention)
+        pad = getattr(getattr(model.module, "config", None), "pad_token_id", None) or 0
+        return encode(prompts, tokenizer=model.tokenizer, vocab_size=vocab_size(model.module), pad=pad)
+
+    def close(self) -> None:
+        """Release the sessions that were opened."""
+        for name in ("engine", "plain", "reference", "noisy"):
+            session = self.__dict__.pop(name, None)
+            if session is not None:
+                session.close()
+
+    def _check_profile(self, batch: TokenBatch, steps: int) -> None:
+        length = batch.input_ids.shape[1]
+        self.spec.profile.check(batch.rows, length, 0)
+        self.spec.profile.check(batch.rows, 1 if steps > 1 else length, length + steps - 2 if steps > 1 else 0)
+
+    def _run(self, go: Callable[[Sides, Floor | None], tuple[Comparison, Floor]], key: Any) -> Comparison:
+        path = self._workspace.floor_path(self._floor_key(key))
+        floor = read_floor(path)
+        noisy = None if floor else self.noisy
+        sides = Sides(self.engine, self.reference, noisy, self.plain)
+        with torch_threads(self.options.threads), recording(sides, self._writers()):
+            comparison, measured = go(sides, floor)
+        if noisy is not None and not floor:
+            write_floor(path, measured)
+        refused = {**self.engine_files.refused, **comparison.missing}
+        dump = str(self._dump_folder()) if self.options.dump else ""
+        comparison = replace(comparison, missing=refused, dump=dump)
+        self.comparisons.append(comparison)
+        return comparison
+
+    def _floor_key(self, key: Any) -> str:
+        reference = self.reference.info
+        facts = [reference.backend, reference.dtype, dict(reference.facts), self.spec.dtype, self.spec.attention]
+        sites = [tap.site for tap in self.engine.taps]
+        return fingerprint(self._workspace.digest(self.spec.model), facts, sites, key)
+
+    def _dump_folder(self) -> Path:
+        assert self.options.dump is not None
+        count = len(self.comparisons)
+        return self.options.dump / f"run{count}" if count else self.options.dump
+
+    def _writers(self) -> Any:
+        if self.options.dump is None:
+            return None
+        from ditto_core.trace import TraceWriter
+
+        folder = self._dump_folder()
+        sides = (("engine", self.engine), ("reference", self.reference))
+        return tuple(TraceWriter(folder / name, session.info, self.engine.taps) for name, session in sides)
+
+
+def read_floor(path: Path) -> Floor | None:
+    """Read a noise floor; None when there is none, or it cannot be read."""
+    with suppress(OSError, ValueError, AttributeError):
+        data = json.loads(path.read_text())
+        return {site: {int(step): float(value) for step, value in steps.items()} for site, steps in data.items()}
+    return None
+
+
+def write_floor(path: Path, floor: Floor) -> None:
+    """Write a noise floor so that other processes never see a part of it."""
+    temporary = path.with_suffix(f".{id(floor)}.tmp")
+    temporary.write_text(json.dumps(floor))
+    temporary.replace(path)

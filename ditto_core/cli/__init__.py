@@ -1,23 +1,43 @@
-"""The `ditto` command: one file a subcommand."""
+"""The `ditto` command: one file a subcommand, each thin."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
+from typing import TYPE_CHECKING
 
 from ditto_core.errors import DittoError
 
-
-def main() -> None:
-    """Run the command line. An error of ours is one line on stderr and exit code 2."""
+if TYPE_CHECKING:
     import typer
 
-    from ditto_core.cli import cache
+COMMANDS = ("build", "run", "compare", "doctor")
+GROUPS = ("cache",)
+
+
+def application() -> typer.Typer:
+    """Put the subcommands together."""
+    import typer
 
     app = typer.Typer(name="ditto", no_args_is_help=True, add_completion=False, help=__doc__)
     app.callback()(lambda: None)
-    app.add_typer(cache.app, name="cache")
+    for name in COMMANDS:
+        app.command(name)(importlib.import_module(f"ditto_core.cli.{name}").command)
+    for name in GROUPS:
+        app.add_typer(importlib.import_module(f"ditto_core.cli.{name}").app, name=name)
+    return app
+
+
+def main() -> None:
+    """Run the command line. An error of ours is one line on stderr and exit code 2; Ctrl-C is 130."""
+    # One thread: torch's default of one a core is many times slower when anything else runs on the machine.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        app()
+        application()()
     except DittoError as error:
         print(f"ditto: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("ditto: interrupted; what was finished is in the cache and is used next time", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,66 @@
+"""`ditto doctor`: what is installed, what works here, what clashes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
+from pathlib import Path
+
+import typer
+
+PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tensorrt", "tensorrt_llm", "executorch")
+
+
+def command() -> None:
+    """Print versions, backends, the cache, and clashes with other packages named ditto."""
+    from ditto_core.cache import default_root
+
+    for name in PACKAGES:
+        typer.echo(f"{name:14} {installed(name)}")
+    for name, state in backend_states():
+        typer.echo(f"backend {name:14} {state}")
+    typer.echo(f"cache {default_root()}")
+    for line in clashes():
+        typer.echo(f"clash: {line}")
+
+
+def installed(name: str) -> str:
+    """Return a distribution's version, without importing it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def backend_states() -> list[tuple[str, str]]:
+    """Return each backend with its versions, or the reason why it cannot be used."""
+    from ditto_core.backends.base import iter_backends
+    from ditto_core.errors import DittoError
+
+    states = []
+    for backend in iter_backends():
+        try:
+            facts = ", ".join(f"{k} {v}" for k, v in backend.versions().items())
+            states.append((backend.name, f"ok ({facts}; {', '.join(backend.dtypes)})"))
+        except (DittoError, ImportError) as error:
+            states.append((backend.name, f"no: {error}"))
+    return states
+
+
+def clashes() -> list[str]:
+    """Return what else on this machine is called ditto: the console script, and the pytest plugin of that name."""
+    found = []
+    script = shutil.which("ditto")
+    ours = Path(sys.executable).parent / "ditto"
+    if script and Path(script).resolve() != ours.resolve():
+        found.append(f"`ditto` on the PATH is {script}, not this package's: use `python -m ditto_core`")
+    for point in entry_points(group="console_scripts", name="ditto"):
+        if point.dist is not None and point.dist.name != "pytest-ditto-engine":
+            found.append(f"{point.dist.name} installs a script `ditto` too: use `python -m ditto_core`")
+    try:
+        distribution("pytest-ditto")
+        found.append("pytest-ditto (snapshots) is installed too: both plugins load, their names do not meet")
+    except PackageNotFoundError:
+        pass
+    return found

@@ -1,0 +1,26 @@
+"""Progress and notices on stderr, so that stdout holds the result alone."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from rich.console import Console
+
+from ditto_core.cache import Cache, default_root
+from ditto_core.workspace import Workspace
+
+
+def workspace(cache_dir: Path | None = None, artifacts: Path | None = None) -> Workspace:
+    """Return a workspace that shows what it is doing."""
+    console = Console(stderr=True)
+
+    def progress(message: str) -> AbstractContextManager[object]:
+        if not console.is_terminal:
+            console.print(f"{message} …", highlight=False)
+        return console.status(f"{message} …")
+
+    def say(message: str) -> None:
+        console.print(f"ditto: {message}", highlight=False)
+
+    return Workspace(Cache(cache_dir or default_root()), say, progress, artifacts)

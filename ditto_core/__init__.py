@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ditto_core.errors import DittoError as DittoError
+    from ditto_core.recording import tap as tap
     from ditto_core.spec import EngineSpec as EngineSpec
     from ditto_core.spec import ModelSource as ModelSource
     from ditto_core.spec import ShapeProfile as ShapeProfile
@@ -21,9 +22,10 @@ _PUBLIC = {
     "EngineSpec": "ditto_core.spec",
     "ModelSource": "ditto_core.spec",
     "ShapeProfile": "ditto_core.spec",
+    "tap": "ditto_core.recording",
 }
 
-__all__ = ["__version__", *sorted(_PUBLIC)]
+__all__ = ["DittoError", "EngineSpec", "ModelSource", "ShapeProfile", "__version__", "tap"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,9 @@ class Engine:
         try:
             data = json.loads((directory / MANIFEST_FILE).read_text())
         except (OSError, ValueError) as error:
-            raise BuildError(f"{directory} holds no engine: expected {MANIFEST_FILE}, written by `ditto build`") from error
+            raise BuildError(
+                f"{directory} holds no engine: expected {MANIFEST_FILE}, written by `ditto build`"
+            ) from error
         taps = tuple(Tap.from_json(t) for t in data.pop("taps"))
         return cls(directory, spec_from_json(data.pop("spec")), taps, **data)
 
@@ -71,7 +73,9 @@ class Engine:
 
 def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:
     """Inverse of :meth:`EngineSpec.to_json`, save that a factory is known by its name alone."""
-    model = ModelSource(location=data["model"]["location"] or data["model"]["factory"], revision=data["model"]["revision"])
+    model = ModelSource(
+        location=data["model"]["location"] or data["model"]["factory"], revision=data["model"]["revision"]
+    )
     return EngineSpec(
         model=model,
         outputs=tuple(data["outputs"]),
@@ -109,7 +113,9 @@ def raw_taps(name: str, alias: str, export: Export) -> Sequence[Tap]:
     values = value_names(graph)
     hits = [value for value in values if matches(bare, value)]
     if not hits:
-        raise SelectorError(f"output {name!r} matches no value of the graph{nearest(bare, values)}; {no_match(bare, values)}")
+        raise SelectorError(
+            f"output {name!r} matches no value of the graph{nearest(bare, values)}; {no_match(bare, values)}"
+        )
     renamed = name != alias
     names = [f"{alias}_{i}" for i in range(len(hits))] if renamed and len(hits) > 1 else [alias] * len(hits)
     if not renamed:
@@ -136,6 +142,10 @@ def write_artifacts(engine: Engine, export: Export, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("graph_module.py", "graph.txt", "provenance.json", export.onnx_path.name):
         shutil.copyfile(export.directory / name, directory / name)
-    config = {"spec": engine.spec.to_json(), "facts": dict(engine.facts), "versions": dict(engine.versions)}
-    config["taps"] = [asdict(tap)["site"] for tap in engine.taps]
+    config = {
+        "spec": engine.spec.to_json(),
+        "facts": dict(engine.facts),
+        "versions": dict(engine.versions),
+        "taps": [tap.site for tap in engine.taps],
+    }
     (directory / "build_config.json").write_text(json.dumps(config, indent=1, default=str) + "\n")

@@ -85,24 +85,31 @@ def export(model: LoadedModel, directory: Path, *, opset: int = 20) -> Export:
             program = torch.export.export(wrapper, arguments, dynamic_shapes=dynamic, strict=False)
             names = wrapper.traced.names
             onnx_program = torch.onnx.export(
-                program, (), input_names=input_names, output_names=names, dynamo=True, opset_version=opset, verbose=False
+                program,
+                (),
+                input_names=input_names,
+                output_names=names,
+                dynamo=True,
+                opset_version=opset,
+                verbose=False,
             )
-    except Exception as error:  # noqa: BLE001 - the exporter raises anything; its first line is what helps
+    except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise BuildError(f"{model.label} could not be exported: {first.strip()}") from error
     assert onnx_program is not None
+    decomposed: Any = onnx_program.exported_program
     onnx_program.save(directory / ONNX_FILE, external_data=True)
     axes = onnx_graph.finish_export(directory / ONNX_FILE, wrapper.traced.outputs, dimension_names(input_names))
-    taps = tuple(describe(wrapper, onnx_program.exported_program, names, axes))
+    taps = tuple(describe(wrapper, decomposed, names, axes))
     Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
-    write_readable(onnx_program.exported_program, directory)
+    write_readable(decomposed, directory)
     done = Export(directory, model.decoder, tuple(input_names), wrapper.traced.outputs, vocab_size(model.module))
     done.save()
     return done
 
 
 class Traced:
-    """What a wrapper saw while it was traced. ``torch.export`` undoes changes to a module's own attributes, not to this."""
+    """What a wrapper saw while it was traced: ``torch.export`` undoes changes to a module's own attributes only."""
 
     def __init__(self) -> None:
         self.outputs: tuple[str, ...] = ()
@@ -132,7 +139,7 @@ class Wrapper(nn.Module):
         """Run the module under a recorder; return its outputs by name, then every tensor that is none of them."""
         seen: list[tuple[str, torch.Tensor, nn.Module]] = []
         with Recorder(self.module, lambda site, tensor, module: seen.append((site, tensor, module))).recording():
-                outputs = run()
+            outputs = run()
         values = {id(tensor): name for name, tensor in outputs.items()}
         skip = {id(tensor) for tensor in inputs}
         taps: dict[str, Tap] = {}
@@ -192,7 +199,12 @@ class DecoderWrapper(Wrapper):
         ]
         d = Dim.DYNAMIC
         token = {0: d, 1: d}
-        dynamic = {"input_ids": token, "attention_mask": token, "position_ids": token, "past": [{0: d, 2: d}] * len(caches)}
+        dynamic = {
+            "input_ids": token,
+            "attention_mask": token,
+            "position_ids": token,
+            "past": [{0: d, 2: d}] * len(caches),
+        }
         names = ["input_ids", "attention_mask", "position_ids"]
         names += [f"past_key_values.{i}.{k}" for i in range(len(caches) // 2) for k in CACHE_SITES]
         return (ids, mask, positions, caches), dynamic, names
@@ -342,6 +354,9 @@ def quiet() -> Iterator[None]:
     names = ("torch.onnx", "onnxscript", "torch.export", "torch.fx", "onnx_ir")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
+    # torch's structured trace is at debug level on purpose; a test runner that captures logs would show all of it.
+    trace = logging.getLogger("torch.__trace")
+    propagate, trace.propagate = trace.propagate, False
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
@@ -349,5 +364,6 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
+        trace.propagate = propagate
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

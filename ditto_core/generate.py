@@ -32,12 +32,14 @@ class TokenBatch:
         return not bool(self.mask.all())
 
 
-def encode(prompts: Prompt | Sequence[Prompt], *, tokenizer: Any = None, vocab_size: int = 0, pad: int = 0) -> TokenBatch:
+def encode(
+    prompts: Prompt | Sequence[Prompt], *, tokenizer: Any = None, vocab_size: int = 0, pad: int = 0
+) -> TokenBatch:
     """Turn one prompt or several (text, or token ids) into a left-padded batch.
 
     Raises :class:`UsageError` for an empty prompt, text without a tokenizer, or an id outside the vocabulary.
     """
-    rows = [prompts] if is_single(prompts) else list(prompts)
+    rows: list[Any] = [prompts] if is_single(prompts) else list(prompts)
     if not rows:
         raise UsageError("no prompt given, expected at least one")
     ids = [encode_one(row, tokenizer, i, len(rows)) for i, row in enumerate(rows)]
@@ -61,7 +63,7 @@ def encode_one(prompt: Prompt, tokenizer: Any, index: int, count: int) -> list[i
     where = f"prompt {index}" if count > 1 else "the prompt"
     if isinstance(prompt, str) and prompt and tokenizer is None:
         raise UsageError(f"{where} is text but the model has no tokenizer: give token ids")
-    ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) and prompt else [int(t) for t in prompt]  # type: ignore[arg-type]
+    ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) and prompt else [int(t) for t in prompt]
     if not ids:
         raise UsageError(f"{where} is empty, expected at least one token")
     return ids

@@ -98,12 +98,12 @@ def lockstep(
         found.reference_tokens.append(greedy(theirs["logits"]).tolist())
         if on_step is not None:
             on_step(step)
-        tokens = torch.tensor(found.reference_tokens[-1])
+        chosen = torch.tensor(found.reference_tokens[-1])
         if not forced and found.engine_tokens[-1] != found.reference_tokens[-1]:
             found.notes.append(f"free-running: the two sides part after step {step}")
             break
-        engine_side.advance(tokens)
-        reference_side.advance(tokens)
+        engine_side.advance(chosen)
+        reference_side.advance(chosen)
     tokens = token_results(found, batch, decode)
     return conclude(sides, found, tolerance, tokens), found.floor
 
@@ -233,9 +233,7 @@ def is_mask(tensor: torch.Tensor) -> bool:
     return bool(((tensor == 0) | (tensor <= lowest / 2)).all())
 
 
-def observe(
-    found: Findings, step: int, tapped: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]
-) -> None:
+def observe(found: Findings, step: int, tapped: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> None:
     """Keep the largest difference between the tapped and the plain engine's final outputs."""
     for name, expected in plain.items():
         effect = ObserverEffect(measure(tapped[name], expected).rel_l2, step, name)
@@ -258,9 +256,7 @@ def token_results(
     return tuple(rows)
 
 
-def conclude(
-    sides: Sides, found: Findings, tolerance: Tolerance | None, tokens: tuple[TokenResult, ...]
-) -> Comparison:
+def conclude(sides: Sides, found: Findings, tolerance: Tolerance | None, tokens: tuple[TokenResult, ...]) -> Comparison:
     """Judge what was found."""
     tolerance = tolerance or Tolerance()
     taps = sides.engine.taps

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ IDENTITY_FILES = (*WEIGHT_FILES, "config.json", "*.index.json", "*.py")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module ready to run and export. ``decoder``: it is stepped with a KV cache; else ``examples`` are its inputs."""
+    """A module ready to run and export. A ``decoder`` is stepped with a KV cache, others run on ``examples``."""
 
     module: nn.Module
     decoder: bool
@@ -55,10 +56,7 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
     Raises :class:`ModelError` when there is nothing to load. A GGUF source is dequantized by transformers.
     """
     attention.register()
-    if source.factory is not None:
-        loaded = from_factory(source)
-    else:
-        loaded = from_location(source, locate(source))
+    loaded = from_location(source, locate(source)) if source.factory is None else from_factory(source)
     module = cast_module(loaded.module, dtype)
     set_attention(module, implementation)
     return LoadedModel(freeze(module), loaded.decoder, source.label, loaded.examples, loaded.directory)
@@ -86,16 +84,31 @@ def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedM
     if is_gguf(directory):
         kwargs["gguf_file"] = sorted(directory.glob("*.gguf"))[0].name
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
-        name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
-        cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
-        module = cls.from_pretrained(directory, dtype=torch.float32, **kwargs, **extra)
+        with silent_bars():
+            config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
+            name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
+            cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
+            module = cls.from_pretrained(directory, dtype=torch.float32, **kwargs, **extra)
     except (OSError, ValueError, KeyError, ImportError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(f"model {source.location!r} could not be loaded: {first}") from error
     decoder = is_decoder(module)
-    examples = {} if decoder else dict(module.dummy_inputs)
+    examples: dict[str, torch.Tensor] = {} if decoder else dict(module.dummy_inputs)
     return LoadedModel(module, decoder, source.label, examples, directory)
+
+
+@contextmanager
+def silent_bars() -> Iterator[None]:
+    """Keep transformers' own progress bars off the screen."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def is_gguf(directory: Path) -> bool:
@@ -110,7 +123,8 @@ def dequantize(source: ModelSource, directory: Path) -> None:
     origin = locate(source)
     name = sorted(origin.glob("*.gguf"))[0].name
     loaded = from_location(source, origin, quantization_config=GgufConfig(dequantize=True))
-    loaded.module.save_pretrained(directory)
+    with silent_bars():
+        loaded.module.save_pretrained(directory)
     AutoTokenizer.from_pretrained(origin, gguf_file=name).save_pretrained(directory)
 
 
@@ -156,15 +170,16 @@ def near_path(path: Path) -> str:
 
 def is_decoder(module: nn.Module) -> bool:
     """Tell whether a module is a transformers decoder that takes a KV cache."""
-    can_generate = getattr(module, "can_generate", None)
+    can_generate: Any = getattr(module, "can_generate", None)
     config = getattr(module, "config", None)
     return bool(config is not None and can_generate is not None and can_generate() and hasattr(config, "vocab_size"))
 
 
 def set_attention(module: nn.Module, implementation: str) -> None:
     """Select the observed form of an attention implementation on a transformers model; others are left alone."""
-    if hasattr(module, "set_attn_implementation"):
-        module.set_attn_implementation(attention.PREFIX + implementation)
+    select: Any = getattr(module, "set_attn_implementation", None)
+    if select is not None:
+        select(attention.PREFIX + implementation)
 
 
 def freeze(module: nn.Module) -> nn.Module:

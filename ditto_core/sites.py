@@ -48,7 +48,7 @@ class Tap:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Every site that an export makes reachable, in topological order, and the modules that have no tensor of their own."""
+    """Every site of an export, in topological order, and the modules that have no tensor of their own."""
 
     taps: tuple[Tap, ...]
     unmapped: tuple[str, ...] = ()

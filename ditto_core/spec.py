@@ -1,4 +1,4 @@
-"""What decides the bits of an engine: model source, shapes, backend, dtype, outputs. Frozen, hashable, canonical JSON."""
+"""What decides the bits of an engine: model source, shapes, backend, dtype, outputs. Frozen and hashable."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ShapeProfile:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the weights come from: ``location`` is a Hub id or a directory or GGUF file; or ``factory`` makes the module.
+    """Where the weights come from: ``location`` (Hub id, directory or GGUF file), or ``factory`` makes the module.
 
     A factory takes no argument and returns a ``transformers`` decoder, or ``(module, example_inputs)`` where
     ``example_inputs`` maps the names of forward's parameters to tensors with a leading batch dimension.
@@ -167,7 +167,7 @@ class EngineSpec:
             "outputs": list(self.outputs),
             "aliases": [list(pair) for pair in self.aliases],
             "profile": profile,
-            "options": {k: v for k, v in self.options},
+            "options": dict(self.options),
         }
 
 

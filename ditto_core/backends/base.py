@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "ditto_core.backends"
 
 TapSink = Callable[[str, "torch.Tensor"], None]
-"""Receives each tap of a step as ``(site, tensor)``. The tensor is valid until the session's next call: copy it to keep it."""
+"""Receives each tap of a step as ``(site, tensor)``. Copy a tensor to keep it past the session's next call."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,9 @@ class EagerSession:
     comparison counts them as missing.
     """
 
-    def __init__(self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu") -> None:
+    def __init__(
+        self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu"
+    ) -> None:
         self._model = cast_module(model.module, getattr(torch, dtype)).to(device)
         self._decoder = model.decoder
         self._device = torch.device(device)
@@ -106,6 +108,6 @@ class Widen(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` with widened arguments."""
         if func is torch.Tensor.float:
-            return args[0].double()
+            return torch.Tensor.double(args[0])
         widen = lambda value: torch.float64 if value is torch.float32 else value  # noqa: E731
         return func(*map(widen, args), **{k: widen(v) for k, v in (kwargs or {}).items()})

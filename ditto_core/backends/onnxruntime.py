@@ -36,10 +36,14 @@ class OnnxRuntimeBackend:
             )
         for name, _ in spec.options:
             if name not in OPTIONS:
-                raise UsageError(f"onnxruntime has no option {name!r}{nearest(name, OPTIONS)} (known: {', '.join(OPTIONS)})")
+                raise UsageError(
+                    f"onnxruntime has no option {name!r}{nearest(name, OPTIONS)} (known: {', '.join(OPTIONS)})"
+                )
         level = spec.option("level", "all")
         if level not in LEVELS:
-            raise UsageError(f"unknown optimization level {level!r}, expected {', '.join(LEVELS)}{nearest(level, LEVELS)}")
+            raise UsageError(
+                f"unknown optimization level {level!r}, expected {', '.join(LEVELS)}{nearest(level, LEVELS)}"
+            )
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime optimizes when it loads a file, so its version decides the bits."""
@@ -99,7 +103,7 @@ class OnnxRuntimeSession:
         options.graph_optimization_level = getattr(self._ort.GraphOptimizationLevel, f"ORT_{level}")
         try:
             return self._ort.InferenceSession(str(path), options, providers=[provider])
-        except Exception as error:  # noqa: BLE001 - onnxruntime raises its own untyped exceptions
+        except Exception as error:
             raise BuildError(f"onnxruntime refuses the engine: {first_line(error)}") from error
 
     @property
@@ -125,7 +129,7 @@ class OnnxRuntimeSession:
         feed = {name: self._feed(name, tensor) for name, tensor in inputs.items() if name in self._inputs}
         try:
             values = dict(zip(self._outputs, self._session.run(None, feed | self._past), strict=True))
-        except Exception as error:  # noqa: BLE001 - onnxruntime raises its own untyped exceptions
+        except Exception as error:
             raise RunError(f"onnxruntime failed: {first_line(error)}") from error
         for name in self._past_names:
             self._past[name] = values[name.replace("past_key_values", "present")]

@@ -13,7 +13,9 @@ def command(
     input_text: Annotated[list[str] | None, typer.Option(help="Prompt; repeatable for a batch.")] = None,
     input_ids: Annotated[list[str] | None, typer.Option(help="Prompt as token ids: 1,2,3; repeatable.")] = None,
     max_output_len: Annotated[int, typer.Option(help="New tokens.")] = 10,
-    dump_dir: Annotated[Path | None, typer.Option(help="Write step{i}.safetensors, step{i}.txt, manifest.json.")] = None,
+    dump_dir: Annotated[
+        Path | None, typer.Option(help="Write step{i}.safetensors, step{i}.txt, manifest.json.")
+    ] = None,
     model: Annotated[str, typer.Option(help="Model directory for the tokenizer, where the engine's has moved.")] = "",
 ) -> None:
     """Run an engine step by step. Step 0 is the prefill."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -157,7 +158,7 @@ class Comparison:
         return [row(result) for result in sorted(self.results, key=lambda r: (r.step, r.order))]
 
     def assert_close(self) -> None:
-        """Raise ``AssertionError`` with the first bad site, the worst sites and the remedy unless the comparison holds."""
+        """Raise ``AssertionError`` with the first bad site and the worst ones, unless the comparison holds."""
         __tracebackhide__ = True
         if not self:
             from ditto_core.report.text import failure_message
@@ -198,13 +199,12 @@ class Comparison:
                 f"comparison has schema version {data.get('schema_version')}, this version reads {SCHEMA_VERSION}"
             )
         observer = data["observer"]
-        tokens = ({k: tuple(v) if isinstance(v, list) else v for k, v in t.items()} for t in data["tokens"])
         return cls(
             engine=SessionInfo(**data["engine"]),
             reference=SessionInfo(**data["reference"]),
             results=tuple(result_from_json(r) for r in data["results"]),
             tolerance=Tolerance.from_json(data["tolerance"]),
-            tokens=tuple(TokenResult(**t) for t in tokens),
+            tokens=tuple(token_from_json(t) for t in data["tokens"]),
             logits=tuple(LogitsMetrics.from_json(m) for m in data["logits"]),
             observer=ObserverEffect(**observer) if observer else None,
             missing=data["missing"],
@@ -284,14 +284,17 @@ def result_from_json(data: Mapping[str, Any]) -> SiteResult:
     return SiteResult(**{**fields, "metrics": Metrics.from_json(data["metrics"])})
 
 
+def token_from_json(data: Mapping[str, Any]) -> TokenResult:
+    """Inverse of ``dataclasses.asdict`` on a :class:`TokenResult`."""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return TokenResult(**fields)
+
+
 def number(value: Any) -> Any:
     """Spell a float that JSON cannot hold."""
-    return str(value) if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse(value: Any) -> Any:
     """Inverse of :func:`number`."""
     return float(value) if value in ("nan", "inf", "-inf") else value
-
-
-Judge = Callable[[Iterable[SiteResult]], tuple[SiteResult, ...]]

@@ -37,7 +37,7 @@ TABLE: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A user's bound: at sites that match ``selector`` (and ``step``, where given), ``metric`` must not exceed ``bound``.
+    """A user's bound on ``metric`` at the sites that match ``selector`` (at ``step``, where given).
 
     ``status`` is what exceeding the noise floor but not this bound means: ``within``, or ``explained`` by ``reason``.
     ``max_mismatch_ratio`` is the share of elements that may lie outside the metric's element-wise tolerance.
@@ -108,8 +108,8 @@ class Tolerance:
             if rule.applies(sites, step):
                 return self._by_rule(rule, metrics)
         if floor is not None:
-            # A floor below a tenth of epsilon was measured where the reference happened to be exact.
-            base = max(floor, EPSILON[dtype] / 10)
+            # Rounding alone costs half of epsilon at most; a floor below that was measured where chance was kind.
+            base = max(floor, EPSILON[dtype] / 2)
             rule_text = f"{self.factor:g} x noise floor {base:.1e}"
             return decide("rel_l2", metrics.rel_l2, self.factor * base, rule_text)
         return decide("rel_l2", metrics.rel_l2, TABLE[dtype], f"table for {dtype}, no floor measured")

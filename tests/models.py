@@ -1,0 +1,83 @@
+"""Model sources that the tests share: module-level callables, so that child processes can import them too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ditto_core import tap
+from ditto_core.models import FAMILIES, tiny_decoder
+
+
+def llama() -> Any:
+    return tiny_decoder("llama")
+
+
+def qwen3() -> Any:
+    return tiny_decoder("qwen3")
+
+
+def gemma3() -> Any:
+    return tiny_decoder("gemma3")
+
+
+def mistral() -> Any:
+    return tiny_decoder("mistral")
+
+
+def gpt2() -> Any:
+    return tiny_decoder("gpt2")
+
+
+DECODERS = {name: globals()[name] for name in FAMILIES}
+
+
+def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=100,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        attn_implementation="eager",
+        is_decoder=False,
+    )
+    ids = torch.randint(0, 100, (2, 7), generator=torch.Generator().manual_seed(1))
+    return BertModel(config), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def conv_net() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(8, 5)), {"input": torch.randn(2, 3, 16, 16)}
+
+
+class Mlp(nn.Module):
+    """Names its hidden activation with ``tap``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(tap("inter", torch.relu(self.up(x))))
+
+
+class TappedNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(x) + x
+
+
+def tapped_net() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return TappedNet(), {"x": torch.randn(3, 8)}

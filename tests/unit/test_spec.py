@@ -1,0 +1,64 @@
+import json
+
+import pytest
+
+from ditto_core import EngineSpec, ModelSource, ShapeProfile
+from ditto_core.engine import spec_from_json
+from ditto_core.errors import UsageError
+from ditto_core.spec import Range
+
+
+def test_dtype_aliases_are_one_spec():
+    assert EngineSpec.of("m", dtype="fp16") == EngineSpec.of("m", dtype="float16") == EngineSpec.of("m", dtype="half")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": "flaot16"}, "unknown dtype 'flaot16', expected one of .* did you mean 'float16'"),
+        ({"bakend": "x"}, r"unknown engine argument 'bakend'; did you mean 'backend'\?"),
+        ({"attention": "eagre"}, r"unknown attention 'eagre'.*did you mean 'eager'"),
+        ({"profile": {"lenght": (1, 2, 3)}}, r"unknown profile dimension 'lenght'.*did you mean 'length'"),
+        ({"profile": {"length": (4, 2, 3)}}, "needs 0 <= min <= opt <= max, got 4, 2, 3"),
+    ],
+)
+def test_bad_fields_are_named_with_the_nearest_choice(fields, message):
+    with pytest.raises(UsageError, match=message):
+        EngineSpec.of("m", **fields)
+
+
+def test_an_empty_model_is_an_error():
+    with pytest.raises(UsageError, match="the model is an empty string"):
+        EngineSpec.of("")
+
+
+def test_outputs_take_a_string_a_list_or_aliases():
+    assert EngineSpec.of("m", outputs="**").outputs == ("**",)
+    assert EngineSpec.of("m", outputs=["a", "b"]).outputs == ("a", "b")
+    spec = EngineSpec.of("m", outputs={"fx:mm": "inter"})
+    assert (spec.outputs, spec.aliases) == (("fx:mm",), (("fx:mm", "inter"),))
+
+
+def test_the_plain_engine_has_no_taps_but_is_otherwise_the_same():
+    spec = EngineSpec.of("m", outputs={"fx:mm": "inter"}, dtype="fp16")
+    assert spec.plain() == EngineSpec.of("m", outputs=(), dtype="fp16")
+
+
+def test_a_spec_survives_json():
+    spec = EngineSpec.of("m", outputs=["a", "b"], dtype="bf16", profile={"past": (0, 1, 9)}, options={"threads": 2})
+    assert spec_from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_a_step_outside_the_profile_is_told_with_the_remedy():
+    profile = ShapeProfile(length=Range(1, 4, 8))
+    profile.check(1, 8, 0)
+    with pytest.raises(UsageError, match=r"length 9, outside the engine's profile 1\.\.8; build with .*\(1, 4, 9\)"):
+        profile.check(1, 9, 0)
+
+
+def test_a_factory_is_labelled_by_its_name():
+    def my_net():
+        return None
+
+    assert ModelSource.of(my_net).label == "my_net"
+    assert ModelSource.of("a/b/SmolLM2").label == "SmolLM2"

@@ -25,11 +25,12 @@ from ditto_core.errors import BackendError, TraceError
 
 _MAGIC = b"ED00"
 _TIMEOUT = 600.0
+_SEVERAL_RUNS = "Tensors Debug Data is different"
 
 
 def is_etdump(path: Path) -> bool:
-    """Tell by the identifier of the flatbuffer whether a file is an ETDump."""
-    return starts_with(path, _MAGIC, offset=4)
+    """Tell by the identifier of the flatbuffer (mostly one with a size before it) whether a file is an ETDump."""
+    return starts_with(path, _MAGIC, offset=8) or starts_with(path, _MAGIC, offset=4)
 
 
 def is_etrecord(path: Path) -> bool:
@@ -105,6 +106,8 @@ def run_child(etdump: Path, arguments: list[str]) -> None:
         raise TraceError(f"{etdump} cannot be read: the Inspector took more than {_TIMEOUT:.0f} s") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no output"]
+        if _SEVERAL_RUNS in lines[-1]:
+            raise TraceError(f"{etdump} holds several runs on different data; the Inspector reads one run a file")
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
         raise TraceError(f"{etdump} cannot be read: ExecuTorch's Inspector ended with {how}: {lines[-1][:300]}")
 

@@ -13,6 +13,7 @@ from ditto_core import __version__
 from ditto_core.backends.base import SessionInfo
 from ditto_core.errors import TraceError
 from ditto_core.sites import Tap
+from ditto_core.trace.files import first_line
 
 FORMAT = "ditto-trace"
 SCHEMA_VERSION = 1
@@ -137,10 +138,3 @@ class Manifest:
             complete=bool(data["complete"]),
             created_by=str(data["created_by"]),
         )
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, or its class when it has none."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return f"no key {text}" if isinstance(error, KeyError) else text

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from ditto_core.backends.base import SessionInfo
 from ditto_core.errors import TraceError
 from ditto_core.sites import Tap
-from ditto_core.trace.manifest import Manifest, StepMeta, TensorMeta, first_line
-from ditto_core.trace.streamfile import CODES, digest, short
+from ditto_core.trace.files import digest, reading
+from ditto_core.trace.manifest import Manifest, StepMeta, TensorMeta
+from ditto_core.trace.streamfile import CODES, short
 
 _DTYPES = {code: short(dtype) for dtype, code in CODES.items()}
 
@@ -119,14 +119,3 @@ def check_step(path: Path, meta: StepMeta) -> None:
     for key in [*expected, *found]:
         if expected.get(key) != found.get(key):
             raise TraceError(f"{path} holds {key!r} as {found.get(key)}, the manifest says {expected.get(key)}")
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged or missing file raises into one line that names it."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise TraceError(f"{path} is missing") from None
-    except (OSError, SafetensorError) as error:
-        raise TraceError(f"{path} cannot be read: {first_line(error)}") from error

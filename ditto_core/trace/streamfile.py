@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +34,6 @@ CODES = {
 }
 """torch dtype -> the name that the safetensors format gives it."""
 
-_BLOCK = 1 << 20
 _ENTRY = 256  # bytes that one header entry needs beside its name: dtype, up to nine dimensions, two offsets
 _PREFIX = 8
 
@@ -96,38 +92,3 @@ class SafetensorsStream:
 def short(dtype: torch.dtype) -> str:
     """Return torch's name of a dtype without the prefix: ``float32``."""
     return str(dtype).removeprefix("torch.")
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 (hex) of a file, read in blocks."""
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            sha.update(block)
-    return sha.hexdigest()
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal into one line that names the path."""
-    try:
-        yield
-    except OSError as error:
-        raise TraceError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file so that readers see the old content or the new, never a part. Raises ``OSError``."""
-    temporary = temporary_name(path)
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def temporary_name(path: Path) -> Path:
-    """Return the name beside ``path`` under which this process writes it."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -1,0 +1,162 @@
+"""Two dumps side by side: which tensors have a partner, which have none, and the pairs, read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ditto_core.dumps import Dump, open_dump
+from ditto_core.dumps.namemap import Entry, NameMap, suffix_pairs
+from ditto_core.dumps.padding import last_tokens, packed
+from ditto_core.errors import TraceError, UsageError, nearest
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two tensors of the same name in the same step. ``problem`` says why they cannot be compared, if they cannot."""
+
+    step: int
+    name: str
+    actual: torch.Tensor
+    expected: torch.Tensor
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class StepMatch:
+    """The names of one step: entries of both sides under a common name, and the names that only one side has."""
+
+    step: int
+    matched: Mapping[str, tuple[Entry, Entry]]
+    only_actual: tuple[str, ...]
+    only_expected: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DumpPairs:
+    """Two dumps, aligned. ``notes`` are what the readers have to say: other ranks, an incomplete trace."""
+
+    actual: Dump
+    expected: Dump
+    name_map: NameMap
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """How many steps each side has; only the steps that both have are compared."""
+        return self.actual.steps, self.expected.steps
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know before reading the result."""
+        return (*self.actual.notes, *self.expected.notes)
+
+    def match(self, step: int) -> StepMatch:
+        """Align the names of one step, in the order of the side that knows the topology (else of ``expected``).
+
+        Raises :class:`TraceError` when the name map makes two names the same, or a suffix fits several names.
+        """
+        ours = self.name_map.entries(self.actual.names(step))
+        theirs = self.name_map.entries(self.expected.names(step))
+        partner = {name: name for name in ours if name in theirs}
+        if self.name_map.suffix:
+            partner |= suffix_pairs([n for n in ours if n not in theirs], [n for n in theirs if n not in ours])
+        pairs = {b: a for a, b in partner.items()}
+        if self.actual.format == "trace" and self.expected.format != "trace":
+            pairs = {partner[a]: a for a in ours if a in partner}
+        else:
+            pairs = {b: pairs[b] for b in theirs if b in pairs}
+        return StepMatch(
+            step=step,
+            matched={b: (ours[a], theirs[b]) for b, a in pairs.items()},
+            only_actual=tuple(n for n in ours if n not in partner),
+            only_expected=tuple(n for n in theirs if n not in pairs),
+        )
+
+    def pairs(self) -> Iterator[Pair]:
+        """Yield every pair of every common step; two tensors are in memory at a time."""
+        for step in range(min(self.steps)):
+            yield from self._step_pairs(self.match(step))
+
+    def only_actual(self) -> list[tuple[int, str]]:
+        """Return step and name of every tensor that only ``actual`` has."""
+        return [(step, name) for step in range(min(self.steps)) for name in self.match(step).only_actual]
+
+    def only_expected(self) -> list[tuple[int, str]]:
+        """Return step and name of every tensor that only ``expected`` has."""
+        return [(step, name) for step in range(min(self.steps)) for name in self.match(step).only_expected]
+
+    def _step_pairs(self, match: StepMatch) -> Iterator[Pair]:
+        padding = self.name_map.padding
+        real = padding.real((self.actual, self.expected), match.step) if padding else None
+        for name, (ours, theirs) in match.matched.items():
+            actual = ours.take(self.actual.load(match.step, ours.source))
+            expected = theirs.take(self.expected.load(match.step, theirs.source))
+            if padding and real is not None:
+                reduce = last_tokens if padding.selects_last_token(name) else packed
+                actual, expected = both(reduce(actual, real), reduce(expected, real)) or (actual, expected)
+            yield Pair(match.step, name, actual, expected, problem(actual, expected))
+
+
+def both(actual: torch.Tensor | None, expected: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the two tensors when both are there: a tensor that only one side could pack stays as it was dumped."""
+    return None if actual is None or expected is None else (actual, expected)
+
+
+def problem(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """Say why two tensors cannot be compared; nothing is broadcast."""
+    if actual.shape == expected.shape:
+        return ""
+    return f"shape {list(actual.shape)} against {list(expected.shape)}"
+
+
+def compare_dumps(
+    actual: Dump | Path | str,
+    expected: Dump | Path | str,
+    *,
+    name_map: NameMap | Mapping[str, str] | Iterable[tuple[str, str]] | Path | str | None = None,
+) -> DumpPairs:
+    """Align two dumps (opened, or paths of any known format).
+
+    The rules of ``name_map`` are applied to the names of both sides, so that they bring either to the other's, or both
+    to a third form. Raises :class:`UsageError` for a rule that is about no name on either side, :class:`TraceError`
+    when a dump cannot be read or not one name of the first step is on both sides.
+    """
+    pairs = DumpPairs(opened(actual), opened(expected), NameMap.of(name_map))
+    if not min(pairs.steps):
+        empty = pairs.actual if not pairs.actual.steps else pairs.expected
+        raise TraceError(f"{empty.path} holds no steps: there is nothing to compare")
+    check_rules(pairs)
+    match = pairs.match(0)
+    if not match.matched:
+        raise TraceError(no_match(pairs, match))
+    return pairs
+
+
+def opened(dump: Dump | Path | str) -> Dump:
+    """Open a path; a dump passes through."""
+    return dump if isinstance(dump, Dump) else open_dump(dump)
+
+
+def check_rules(pairs: DumpPairs) -> None:
+    """Raise :class:`UsageError` for a rule that is about no name of any step of either side."""
+    rules = pairs.name_map
+    for dump in (pairs.actual, pairs.expected):
+        for step in range(dump.steps):
+            unused = rules.unused(dump.names(step))
+            if not unused:
+                return
+            rules = NameMap(tuple(unused))
+    names = [n for dump in (pairs.actual, pairs.expected) for n in dump.names(0)]
+    rule = rules.rules[0].source
+    raise UsageError(f"name map: {rule!r} matches none of {len(names)} names on either side{nearest(rule, names)}")
+
+
+def no_match(pairs: DumpPairs, match: StepMatch) -> str:
+    """Say in one line that no name is on both sides, and what would help."""
+    ours, theirs = match.only_actual, match.only_expected
+    text = f"none of the {len(ours)} names of {pairs.actual.path} is among the {len(theirs)} of {pairs.expected.path}"
+    examples = f" (for example {ours[0]!r} against {theirs[0]!r})" if ours and theirs else ""
+    return f"{text}{examples}: give a name map"

@@ -1,0 +1,193 @@
+"""Name maps: how the names of a dump become the names that the other side uses.
+
+A rule's pattern matches a whole name: ``{i}`` stands for one component (no dot, colon or slash), ``{rest:**}`` for any
+number of them, and both can be used in the replacement. Names that no rule matches stay as they are; nothing is ever
+matched by a part of a name or by position, and matching by suffix only happens where ``suffix`` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ditto_core.dumps.padding import Padding
+from ditto_core.errors import TraceError, UsageError, nearest
+from ditto_core.trace.files import reading
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_CAPTURE = re.compile(r"\{(\w+)(:\*\*)?\}")
+_KEYS = ("names", "split", "suffix", "padding")
+_SPLIT_KEYS = ("from", "to", "sizes", "axis")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``source`` becomes ``targets[0]``, or is cut along ``axis`` into all of them, in the ratio of ``sizes``.
+
+    Raises :class:`UsageError` for a target with a capture that the source does not have, a ``*``, or sizes that do
+    not fit the targets.
+    """
+
+    source: str
+    targets: tuple[str, ...]
+    sizes: tuple[int, ...] = ()
+    axis: int = -1
+
+    def __post_init__(self) -> None:
+        captures = {name for name, _deep in _CAPTURE.findall(self.source)}
+        for target in self.targets:
+            for name, _deep in _CAPTURE.findall(target):
+                if name not in captures:
+                    raise UsageError(f"name map: {target!r} uses {{{name}}}, which {self.source!r} does not capture")
+        if "*" in _CAPTURE.sub("", self.source):
+            raise UsageError(f"name map: {self.source!r} has a *, expected a capture: {{i}}, or {{rest:**}}")
+        if len(self.targets) > 1 and (len(self.sizes) != len(self.targets) or min(self.sizes) < 1):
+            raise UsageError(f"name map: {self.source!r} is cut into {len(self.targets)} names by sizes {self.sizes}")
+
+    def match(self, name: str) -> list[str]:
+        """Return what a name becomes, or an empty list when the rule is not about it."""
+        found = self._pattern().fullmatch(name)
+        if not found:
+            return []
+        return [_CAPTURE.sub(lambda m: found[m[1]], target) for target in self.targets]
+
+    def _pattern(self) -> re.Pattern[str]:
+        out, end, seen = "", 0, set()
+        for capture in _CAPTURE.finditer(self.source):
+            name, deep = capture.groups()
+            group = rf"(?P={name})" if name in seen else rf"(?P<{name}>{'.+' if deep else '[^.:/]+'})"
+            out += re.escape(self.source[end : capture.start()]) + group
+            end = capture.end()
+            seen.add(name)
+        return re.compile(out + re.escape(self.source[end:]))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor under its mapped name: the tensor ``source`` of the dump, or the ``part``-th piece of it."""
+
+    name: str
+    source: str
+    rule: Rule | None = None
+    part: int = 0
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the piece of the source tensor. Raises :class:`TraceError` when the sizes do not divide its axis."""
+        if self.rule is None or len(self.rule.targets) == 1:
+            return tensor
+        sizes, axis = self.rule.sizes, self.rule.axis
+        if not -tensor.dim() <= axis < tensor.dim() or tensor.shape[axis] % sum(sizes):
+            shape = list(tensor.shape)
+            raise TraceError(f"{self.source!r} has shape {shape}: axis {axis} cannot be cut in the ratio {sizes}")
+        unit = tensor.shape[axis] // sum(sizes)
+        return tensor.narrow(axis, unit * sum(sizes[: self.part]), unit * sizes[self.part])
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """Rules, in order of precedence; ``padding`` tells which positions are real, ``suffix`` allows suffix matches."""
+
+    rules: tuple[Rule, ...] = ()
+    suffix: bool = False
+    padding: Padding | None = None
+
+    @classmethod
+    def of(cls, source: NameMap | Mapping[str, str] | Iterable[tuple[str, str]] | Path | str | None) -> NameMap:
+        """Wrap pairs ``pattern -> replacement`` or load a file; a map passes through, None is the empty map."""
+        if source is None:
+            return cls()
+        if isinstance(source, NameMap):
+            return source
+        if isinstance(source, str | Path):
+            return cls.load(source)
+        pairs = source.items() if isinstance(source, Mapping) else source
+        return cls(tuple(Rule(a, (b,)) for a, b in pairs))
+
+    @classmethod
+    def load(cls, path: Path | str) -> NameMap:
+        """Read a ``.toml`` or ``.json`` file. Raises :class:`TraceError` when it is missing or not of the form."""
+        path = Path(path)
+        with reading(path):
+            text = path.read_text(encoding="utf-8")
+            data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            return cls.from_json(data)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> NameMap:
+        """Build from the content of a file. Raises :class:`UsageError` for an unknown key."""
+        known_keys(data, _KEYS)
+        splits = []
+        for item in data.get("split", ()):
+            known_keys(item, _SPLIT_KEYS)
+            splits.append(
+                Rule(item["from"], tuple(item["to"]), tuple(map(int, item["sizes"])), int(item.get("axis", -1)))
+            )
+        names = [Rule(a, (b,)) for a, b in data.get("names", {}).items()]
+        padding = Padding.from_json(data["padding"]) if "padding" in data else None
+        return cls((*splits, *names), bool(data.get("suffix", False)), padding)
+
+    def entries(self, names: Sequence[str]) -> dict[str, Entry]:
+        """Return mapped name -> entry, in the order of ``names``. The first rule that matches a name counts.
+
+        Raises :class:`TraceError` when two names become the same.
+        """
+        found: dict[str, Entry] = {}
+        for entry in (e for name in names for e in self._mapped(name)):
+            if entry.name in found:
+                one, two = found[entry.name].source, entry.source
+                raise TraceError(f"name map: {one!r} and {two!r} both become {entry.name!r}")
+            found[entry.name] = entry
+        return found
+
+    def _mapped(self, name: str) -> list[Entry]:
+        for rule in self.rules:
+            if targets := rule.match(name):
+                return [Entry(target, name, rule, part) for part, target in enumerate(targets)]
+        return [Entry(name, name)]
+
+    def unused(self, names: Iterable[str]) -> list[Rule]:
+        """Return the rules that are about none of ``names``."""
+        names = list(names)
+        return [rule for rule in self.rules if not any(rule.match(name) for name in names)]
+
+
+def known_keys(data: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Raise :class:`UsageError` for a key that is not known."""
+    for key in data:
+        if key not in known:
+            raise UsageError(f"name map: unknown key {key!r}{nearest(key, known)} (known: {', '.join(known)})")
+
+
+def suffix_pairs(left: Sequence[str], right: Sequence[str]) -> dict[str, str]:
+    """Pair names of which one ends with the other, at a dot or slash; a pair must be the only choice on both sides.
+
+    Returns left -> right. Raises :class:`TraceError` when a name has several partners.
+    """
+    choices = {a: [b for b in right if ends_with(a, b) or ends_with(b, a)] for a in left}
+    taken: dict[str, str] = {}
+    for a, partners in choices.items():
+        if len(partners) > 1:
+            raise TraceError(
+                f"{a!r} matches {len(partners)} names by suffix ({', '.join(partners[:3])}): use a name map"
+            )
+        for b in partners:
+            if b in taken:
+                raise TraceError(f"{taken[b]!r} and {a!r} both match {b!r} by suffix: use a name map")
+            taken[b] = a
+    return {a: b for b, a in taken.items()}
+
+
+def ends_with(long: str, short: str) -> bool:
+    """Tell whether ``short`` is made of the last components of ``long``."""
+    return long.endswith((f".{short}", f"/{short}"))

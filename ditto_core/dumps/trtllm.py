@@ -1,0 +1,114 @@
+"""TensorRT-LLM's ``tllm_debug`` folders, in the layouts of its Python runtime and of its C++ executor.
+
+- Python: ``PP_{rank}/TP_{rank}[/CP_{rank}]/{name with / as .}-step{n}.npy``; every tensor is stored as float32.
+- C++: ``PP_{size}/TP_{size}/iteration_{n}/{name}.npy``; a name may hold slashes. The folders are named after *sizes*,
+  so that the ranks of one job write over each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, natural
+from ditto_core.dumps.files import load_npy, open_arrays
+from ditto_core.errors import UsageError
+
+_PYTHON = re.compile(r"(.+)-step(\d+)\.npy")
+_CPP = re.compile(r"iteration_(\d+)")
+_LEAF = re.compile(r"PP_(\d+)/TP_(\d+)(?:/CP_(\d+))?")
+
+
+def python_steps(leaf: Path) -> dict[int, dict[str, Path]]:
+    """Return the files of a leaf in the Python runtime's layout: step -> name -> file."""
+    steps: dict[int, dict[str, Path]] = {}
+    for path in leaf.iterdir():
+        if match := _PYTHON.fullmatch(path.name):
+            steps.setdefault(int(match[2]), {})[match[1]] = path
+    return dict(sorted(steps.items()))
+
+
+def cpp_steps(leaf: Path) -> dict[int, Path]:
+    """Return the folders of a leaf in the C++ executor's layout: iteration -> folder."""
+    return dict(sorted((int(m[1]), p) for p in leaf.iterdir() if p.is_dir() and (m := _CPP.fullmatch(p.name))))
+
+
+def leaves(path: Path) -> dict[str, Path]:
+    """Return the folders that hold one rank's tensors, by their place (``PP_0/TP_1``), in the order of global ranks.
+
+    ``path`` is ``tllm_debug``, the folder that it lies in, or one rank's folder (whose place is then ``.``).
+    """
+    if not path.is_dir():
+        return {}
+    root = path / "tllm_debug" if (path / "tllm_debug").is_dir() else path
+    found = {
+        p.relative_to(root).as_posix(): p for depth in (2, 3) for p in root.glob("/".join("*" * depth)) if p.is_dir()
+    }
+    ranks = {place: p for place, p in found.items() if _LEAF.fullmatch(place) and holds_tensors(p)}
+    if not ranks and holds_tensors(root):
+        return {".": root}
+    return {place: ranks[place] for place in sorted(ranks, key=global_rank)}
+
+
+def global_rank(place: str) -> tuple[int, int, int]:
+    """Sort key: TensorRT-LLM numbers tensor-parallel ranks fastest, then context, then pipeline."""
+    match = _LEAF.fullmatch(place)
+    pp, tp, cp = (int(g or 0) for g in match.groups()) if match else (0, 0, 0)
+    return pp, cp, tp
+
+
+def holds_tensors(leaf: Path) -> bool:
+    """Tell whether a folder is one rank's, in either layout."""
+    return any(_PYTHON.fullmatch(p.name) or _CPP.fullmatch(p.name) for p in leaf.iterdir())
+
+
+def open_trtllm(path: Path, rank: int | str | None = None) -> Dump:
+    """Open one rank of a ``tllm_debug`` folder: its number, or its place (``PP_0/TP_1``); by default the first.
+
+    Raises :class:`UsageError` when there is no such rank.
+    """
+    ranks = leaves(path)
+    place = choose(path, list(ranks), rank)
+    leaf = ranks[place]
+    info = {"rank": place, "ranks": ", ".join(ranks)}
+    notes = []
+    if rank is None and len(ranks) > 1:
+        notes.append(f"{path} holds {len(ranks)} ranks ({', '.join(ranks)}); compared is {place}, choose with rank=")
+    if steps := python_steps(leaf):
+        info |= {"layout": "Python runtime", "dtype": "float32 (whatever the engine's dtype)"}
+        return Dump(
+            path, "trtllm", [partial(open_step, files) for files in steps.values()], info, (*notes, *gaps(path, steps))
+        )
+    iterations = cpp_steps(leaf)
+    info["layout"] = "C++ executor"
+    if place.strip(".") and place != "PP_1/TP_1":
+        notes.append(f"{path} names sizes, not ranks ({place}): the ranks of this job wrote over each other's files")
+    openers = [partial(open_arrays, folder) for folder in iterations.values()]
+    return Dump(path, "trtllm", openers, info, (*notes, *gaps(path, iterations)))
+
+
+def choose(path: Path, places: list[str], rank: int | str | None) -> str:
+    """Return the place of a rank."""
+    if rank in places:
+        return str(rank)
+    if rank is None or (isinstance(rank, int) and 0 <= rank < len(places)):
+        return places[rank or 0]
+    raise UsageError(f"{path} has no rank {rank!r}, it holds {len(places)}: {', '.join(places)}")
+
+
+def gaps(path: Path, numbers: Iterable[int]) -> list[str]:
+    """Note steps that are missing, or that do not begin at 0: steps are then counted by position."""
+    found = list(numbers)
+    if found == list(range(len(found))):
+        return []
+    return [f"{path} holds steps {found[0]} to {found[-1]}, {len(found)} in all: they are counted from 0 in this order"]
+
+
+def open_step(files: dict[str, Path]) -> Tensors:
+    """Open one step of the Python runtime's layout."""
+    return Lazy(sorted(files, key=natural), lambda name: load_npy(files[name]))
+
+
+FORMATS = (Format("trtllm", lambda path: bool(leaves(path)), open_trtllm, options=("rank",)),)

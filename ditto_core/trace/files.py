@@ -1,0 +1,81 @@
+"""Files that are written whole or not at all, and errors about files in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from ditto_core.errors import DittoError, TraceError
+
+_BLOCK = 1 << 20
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 (hex) of a file, read in blocks."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            sha.update(block)
+    return sha.hexdigest()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal into one line that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file so that readers see the old content or the new, never a part."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+def temporary_name(path: Path) -> Path:
+    """Return the name beside ``path`` under which this process writes it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextlib.contextmanager
+def reading(path: Path, what: str = "") -> Iterator[None]:
+    """Turn whatever a damaged, foreign or missing file raises into one line that names it (and ``what`` inside it).
+
+    Parsers of untrusted bytes raise nearly anything, so every exception but our own counts as the file's fault.
+    """
+    place = f"{path}: {what}" if what else str(path)
+    try:
+        yield
+    except DittoError:
+        raise
+    except FileNotFoundError:
+        raise TraceError(f"{place} is missing") from None
+    except Exception as error:
+        raise TraceError(f"{place} cannot be read: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, or its class when it has none."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return f"no key {text}" if isinstance(error, KeyError) else text
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[str]]:
+    """Open a text file for writing that takes the place of ``path`` when the block ends without an error."""
+    temporary = temporary_name(path)
+    try:
+        with writing(path):
+            with temporary.open("w", encoding="utf-8") as file:
+                yield file
+            temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -24,10 +24,16 @@ Floats = npt.NDArray[np.float64]
 BIN_SHIFT = 48
 """Bits of a float64 below its histogram bin: sign, 11 exponent and 4 mantissa bits remain, 16 bins an octave."""
 
-BINS = 1 << 15
+LOWEST_BIN, HIGHEST_BIN = (1023 - 150) * 16, (1023 + 130) * 16
+"""The histogram spans 2^-150 to 2^130, more than float32 has. Smaller errors count as 0, larger ones in the last bin."""
+
+BINS = 1 + HIGHEST_BIN - LOWEST_BIN
 EXPONENT_BITS = np.int64(0x7FF0000000000000)
 RESCALE = 600
 """Squares of float64 numbers above 2^500 or below 2^-500 are summed scaled by 2^-600 or 2^600."""
+
+SHORT = 8192
+"""Elements that numpy's BLAS takes in one thread; OpenBLAS starts threads above 10000, torch where it was told to."""
 
 EXACT_INTEGERS = 2.0**53
 
@@ -60,6 +66,21 @@ class Squares:
         """Return zeros, with one pair of arrays for each axis."""
         return cls(by_axis=[(np.zeros(split.size), np.zeros(split.size)) for split in splits])
 
+    def add(self, rules: Rules, start: int, sums: tuple[float, ...], d: Floats, b: Floats) -> None:
+        """Add a box's sums; with split axes, the squares of each element row go to their index on each axis."""
+        self.difference += sums[0]
+        self.actual += sums[1]
+        self.expected += sums[2]
+        self.product += sums[3]
+        if not rules.splits:
+            return
+        errors, sizes = row_squares(d, rules.row), row_squares(b, rules.row)
+        rows = np.arange(start // rules.row, start // rules.row + errors.size)
+        for split, (error, size) in zip(rules.splits, self.by_axis, strict=True):
+            index = rows // split.stride % split.size
+            np.add.at(error, index, errors)
+            np.add.at(size, index, sizes)
+
     def merge(self, other: Squares) -> None:
         """Add another part's sums."""
         self.difference += other.difference
@@ -67,29 +88,26 @@ class Squares:
         self.expected += other.expected
         self.product += other.product
         for mine, theirs in zip(self.by_axis, other.by_axis, strict=True):
-            mine[0].__iadd__(theirs[0])
-            mine[1].__iadd__(theirs[1])
+            np.add(mine[0], theirs[0], out=mine[0])
+            np.add(mine[1], theirs[1], out=mine[1])
 
 
 class Buffers:
-    """Float64 scratch space for one worker: actual, expected, difference, temporary."""
+    """Float64 scratch space for one worker: actual (then the difference), expected, temporary."""
 
-    __slots__ = ("arrays", "half", "integers", "keys", "tensors")
+    __slots__ = ("arrays", "half", "keys", "tensors")
 
     def __init__(self, size: int) -> None:
-        self.tensors = [torch.empty(size, dtype=torch.float64) for _ in range(4)]
+        self.tensors = [torch.empty(size, dtype=torch.float64) for _ in range(3)]
         self.arrays: list[Floats] = [tensor.numpy() for tensor in self.tensors]
-        self.keys = self.tensors[3].view(torch.int64)
-        self.integers: npt.NDArray[np.int64] = self.keys.numpy()
-        self.half: torch.Tensor | None = None
+        self.half = self.tensors[2].view(torch.float32)
+        self.keys = self.tensors[2].view(torch.int64)
 
     def load(self, side: int, box: torch.Tensor) -> None:
         """Convert a box to float64 in logical order."""
         size = box.numel()
         if box.dtype == torch.float16:
             # torch converts float16 to float32 in vector registers, float16 to float64 one by one.
-            if self.half is None:
-                self.half = torch.empty(self.tensors[0].numel())
             box = self.half[:size].view(box.shape).copy_(box)
         self.tensors[side][:size].view(box.shape).copy_(box)
 
@@ -132,22 +150,25 @@ class Accumulator:
     def add(self, start: int, actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None) -> None:
         """Measure one box; ``start`` is the flat position of its first element."""
         size = actual.numel()
-        a, b, d, t = (array[:size] for array in self.buffers.arrays)
+        a, b, t = (array[:size] for array in self.buffers.arrays)
         self.buffers.load(0, actual)
         self.buffers.load(1, expected)
         self.count += size if valid is None else self._drop(a, b, valid)
-        sizes = float(a.dot(a)), float(b.dot(b))
-        if not math.isfinite(sum(sizes)):
+        sums = dot(a, a), dot(b, b), dot(a, b)
+        if not math.isfinite(sum(sums)):
             self._take_nonfinite(start, a, b)
-            sizes = float(a.dot(a)), float(b.dot(b))
-        np.subtract(a, b, out=d)
-        if torch.int64 in (actual.dtype, expected.dtype):
-            exact_difference(actual, expected, a, b, d)
-        if self.rules.wide and out_of_range(a, b):
-            self._sum_squares_scaled(start, a, b, d, t)
-        else:
-            self._sum_squares(self.squares[0], sizes, start, a, b, d, t)
-        self._magnitudes(start, a, b, d, t)
+            sums = dot(a, a), dot(b, b), dot(a, b)
+        self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
+        scaled = self.rules.wide and out_of_range(a, b)
+        if scaled:
+            self._sum_scaled(start, a, b)
+        exact = exact_difference(actual, expected, a, b)
+        d = np.subtract(a, b, out=a)
+        if exact is not None:
+            d[:] = exact
+        if not scaled:
+            self.squares[0].add(self.rules, start, (dot(d, d), *sums), d, b)
+        self._magnitudes(start, b, d, t)
 
     def _drop(self, a: Floats, b: Floats, valid: torch.Tensor) -> int:
         """Zero what is not valid, so that it adds to no sum, and return how many elements count."""
@@ -178,53 +199,30 @@ class Accumulator:
         unequal = places[~(same | both) if self.rules.equal_nan else ~same]
         if unequal.size:
             self.unequal_nonfinite += unequal.size
-            self._mismatch(start, unequal.size, int(unequal[0]), int(unequal[0]), math.inf)
+            self.mismatched += unequal.size
+            self.first_mismatch = earliest(self.first_mismatch, start + int(unequal[0]))
+            if self.worst_excess < math.inf:
+                self.worst_excess, self.worst_mismatch = math.inf, start + int(unequal[0])
 
-    def _mismatch(self, start: int, count: int, first: int, worst: int, excess: float) -> None:
-        """Record elements outside the tolerance: how many, the first, and the one that is furthest outside."""
-        self.mismatched += count
-        if self.first_mismatch < 0 or start + first < self.first_mismatch:
-            self.first_mismatch = start + first
-        if excess > self.worst_excess:
-            self.worst_excess, self.worst_mismatch = excess, start + worst
-
-    def _sum_squares(
-        self, sums: Squares, sizes: tuple[float, float], start: int, a: Floats, b: Floats, d: Floats, t: Floats
-    ) -> None:
-        sums.difference += float(d.dot(d))
-        sums.actual += sizes[0]
-        sums.expected += sizes[1]
-        sums.product += float(a.dot(b))
-        if not self.rules.splits:
-            return
-        errors, sizes = (row_sums(np.multiply(x, x, out=t), self.rules.row) for x in (d, b))
-        rows = np.arange(start // self.rules.row, start // self.rules.row + errors.size)
-        for split, (error, size) in zip(self.rules.splits, sums.by_axis, strict=True):
-            index = rows // split.stride % split.size
-            np.add.at(error, index, errors)
-            np.add.at(size, index, sizes)
-
-    def _sum_squares_scaled(self, start: int, a: Floats, b: Floats, d: Floats, t: Floats) -> None:
+    def _sum_scaled(self, start: int, a: Floats, b: Floats) -> None:
         """Sum float64 numbers whose squares leave float64's range, each kind at its own scale."""
         largest = np.maximum(np.abs(a), np.abs(b))
         huge, small = largest > 2.0**500, largest < 2.0**-500
         for power, chosen in ((-RESCALE, huge), (0, ~(huge | small)), (RESCALE, small)):
-            x = np.where(chosen, np.ldexp(a, power), 0.0)
-            y = np.where(chosen, np.ldexp(b, power), 0.0)
-            z = x - y if power else np.where(chosen, d, 0.0)
+            x, y = (np.where(chosen, np.ldexp(side, power), 0.0) for side in (a, b))
+            z = x - y
             sums = self.squares.setdefault(power, Squares.empty(self.rules.splits))
-            self._sum_squares(sums, (float(x.dot(x)), float(y.dot(y))), start, x, y, z, t)
+            sums.add(self.rules, start, (dot(z, z), dot(x, x), dot(y, y), dot(x, y)), z, y)
 
-    def _magnitudes(self, start: int, a: Floats, b: Floats, d: Floats, t: Floats) -> None:
-        for array in (a, b, d):
-            np.abs(array, out=array)
-        self.max_actual = max(self.max_actual, float(a.max()))
+    def _magnitudes(self, start: int, b: Floats, d: Floats, t: Floats) -> None:
+        np.abs(d, out=d)
+        np.abs(b, out=b)
         self.max_expected = max(self.max_expected, float(b.max()))
         top = float(d.max())
         if top == 0.0:
             self.rel_count += int(np.count_nonzero(b))
             return
-        self.abs_sum += float(d.sum())
+        self.abs_sum += total(d)
         if top > self.max_abs:
             self.max_abs, self.max_abs_at = top, start + int(d.argmax())
         self._relative(b, d, t)
@@ -235,34 +233,43 @@ class Accumulator:
     def _relative(self, b: Floats, d: Floats, t: Floats) -> None:
         """Relative error where the expected value is not zero."""
         np.divide(d, b, out=t)
-        total, zeros = float(t.sum()), 0
-        if not math.isfinite(total):
-            nothing = b == 0
-            t[nothing] = 0
-            total, zeros = float(t.sum()), int(np.count_nonzero(nothing))
+        sum_, zeros = total(t), 0
+        if not math.isfinite(sum_):
+            nothing = np.flatnonzero(b == 0)
+            zeros = nothing.size
+            if zeros:
+                t[nothing] = 0
+                self.max_steps = max(self.max_steps, float(d[nothing].max()) / self.rules.place.tiny)
+            sum_ = total(t)
         largest = float(t.max())
-        self.rel_sum += total
+        self.rel_sum += sum_
         self.rel_count += b.size - zeros
         self.max_rel = max(self.max_rel, largest)
         # |d| / 2^floor(log2 |b|) is below 2 |d / b|: most blocks cannot hold a new maximum.
-        if zeros or 2 * largest > self.max_steps:
+        if 2 * largest > self.max_steps:
             np.bitwise_and(b.view(np.int64), EXPONENT_BITS, out=t.view(np.int64))
             np.maximum(t, self.rules.place.tiny, out=t)
             self.max_steps = max(self.max_steps, float(np.divide(d, t, out=t).max()))
 
     def _outside(self, start: int, b: Floats, d: Floats, t: Floats) -> None:
-        np.multiply(b, self.rules.rtol, out=t)
-        np.add(t, self.rules.atol, out=t)
-        np.subtract(d, t, out=t)
-        excess = float(t.max())
-        if excess > 0:
-            outside = t > 0
-            self._mismatch(start, int(np.count_nonzero(outside)), int(outside.argmax()), int(t.argmax()), excess)
+        np.subtract(d, np.multiply(b, self.rules.rtol, out=t), out=t)
+        excess = float(t.max()) - self.rules.atol
+        if excess <= 0:
+            return
+        outside = t > self.rules.atol
+        self.mismatched += int(np.count_nonzero(outside))
+        if self.first_mismatch < 0 or self.first_mismatch >= start:
+            self.first_mismatch = earliest(self.first_mismatch, start + int(outside.argmax()))
+        if excess > self.worst_excess:
+            self.worst_excess, self.worst_mismatch = excess, start + int(t.argmax())
 
     def _bin(self, d: Floats) -> None:
-        np.right_shift(d.view(np.int64), BIN_SHIFT, out=self.buffers.integers[: d.size])
-        counts = torch.bincount(self.buffers.keys[: d.size]).numpy()
-        self.bins[: counts.size] += counts
+        keys = self.buffers.keys[: d.size]
+        np.right_shift(d.view(np.int64), BIN_SHIFT, out=keys.numpy())
+        counts = torch.bincount(keys).numpy()
+        inside = counts[LOWEST_BIN:HIGHEST_BIN]
+        self.bins[1 : inside.size + 1] += inside
+        self.bins[-1] += counts[HIGHEST_BIN:].sum()
 
     def merge(self, other: Accumulator) -> None:
         """Add what another worker saw behind this one's part."""
@@ -304,11 +311,28 @@ LARGEST = ("max_rel", "max_steps", "max_actual", "max_expected")
 FIRST = ("first_mismatch", "first_nonfinite")
 
 
-def row_sums(squares: Floats, row: int) -> Floats:
-    """Sum each row of ``row`` elements; a part of a single row gives one sum."""
-    if squares.size % row:
-        return squares.sum(keepdims=True)
-    return squares.reshape(-1, row).sum(axis=1)
+def earliest(known: int, position: int) -> int:
+    """Return the smaller position, where -1 is none."""
+    return position if known < 0 else min(known, position)
+
+
+def dot(x: Floats, y: Floats) -> float:
+    """Return the inner product, by the BLAS that will not start threads of its own at this size."""
+    if x.size <= SHORT:
+        return float(x.dot(y))
+    return float(torch.dot(torch.from_numpy(x), torch.from_numpy(y)))
+
+
+def total(x: Floats) -> float:
+    """Return the sum, by torch's vectorized cascade."""
+    return float(torch.from_numpy(x).sum())
+
+
+def row_squares(x: Floats, row: int) -> Floats:
+    """Sum the squares of each row of ``row`` elements; a part of a single row gives one sum."""
+    row = x.size if x.size % row else row
+    sums: Floats = torch.from_numpy(np.square(x)).view(-1, row).sum(1).numpy()
+    return sums
 
 
 def out_of_range(a: Floats, b: Floats) -> bool:
@@ -317,17 +341,19 @@ def out_of_range(a: Floats, b: Floats) -> bool:
     return bool(((largest > 2.0**500) | ((largest < 2.0**-500) & (largest > 0))).any())
 
 
-def exact_difference(actual: torch.Tensor, expected: torch.Tensor, a: Floats, b: Floats, d: Floats) -> None:
-    """Put differences into ``d`` that are right to one rounding for 64-bit integers, which float64 cannot hold."""
+def exact_difference(actual: torch.Tensor, expected: torch.Tensor, a: Floats, b: Floats) -> Floats | None:
+    """Return differences right to one rounding for 64-bit integers that float64 cannot hold; None where it can."""
+    if torch.int64 not in (actual.dtype, expected.dtype):
+        return None
     if max(float(a.max()), -float(a.min()), float(b.max()), -float(b.min())) < EXACT_INTEGERS:
-        return
-    (high_a, low_a), (high_b, low_b) = (halves(box, x) for box, x in ((actual, a), (expected, b)))
-    ignored = (a == 0) & (b == 0)
-    np.add(high_a - high_b, low_a - low_b, out=d)
-    d[ignored] = 0
+        return None
+    (high_a, low_a), (high_b, low_b) = halves(actual, a), halves(expected, b)
+    # Zero on both sides is either equal or left out of the comparison.
+    difference: Floats = np.where((a == 0) & (b == 0), 0.0, (high_a - high_b) + (low_a - low_b))
+    return difference
 
 
-def halves(box: torch.Tensor, values: Floats) -> tuple[Any, Any]:
+def halves(box: torch.Tensor, values: Floats) -> tuple[Floats, Floats | float]:
     """Return an int64 box as the exact sum of two float64 parts; any other box is its own high part."""
     if box.dtype != torch.int64:
         return values, 0.0

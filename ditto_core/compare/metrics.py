@@ -15,9 +15,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ditto_core.compare._accumulate import BIN_SHIFT, Accumulator, Buffers, Rules
+from ditto_core.compare._accumulate import BIN_SHIFT, LOWEST_BIN, Accumulator, Buffers, Rules
 from ditto_core.compare._blocks import BLOCK, Plan, plan, unravel
 from ditto_core.compare.ulp import coarser, spacing, tolerance
 from ditto_core.errors import DittoError, UsageError
@@ -252,10 +253,9 @@ def assemble(seen: Accumulator, actual: torch.Tensor, expected: torch.Tensor) ->
     rules, finite, shape = seen.rules, seen.count - seen.nonfinite, actual.shape
     counts = seen.bins
     counts[0] = finite - int(counts[1:].sum())
-    values = [(lower_edge(int(i)), lower_edge(int(i) + 1), int(counts[i])) for i in np.flatnonzero(counts)]
     at = place(seen.max_abs_at, shape)
     first = place(seen.first_nonfinite, shape)
-    p50, p90, p99, p999 = (quantile(values, finite, q, seen.max_abs) for q in QUANTILES)
+    p50, p90, p99, p999 = quantiles(counts, finite, seen.max_abs)
     return Metrics(
         count=seen.count,
         max_abs=seen.max_abs,
@@ -283,16 +283,23 @@ def assemble(seen: Accumulator, actual: torch.Tensor, expected: torch.Tensor) ->
         max_actual=seen.max_actual,
         max_expected=seen.max_expected,
         headroom=seen.max_actual / spacing(actual.dtype).largest,
-        **{name: getattr(seen, name) for name in COUNTS},
+        nan_actual=seen.nan_actual,
+        nan_expected=seen.nan_expected,
+        nan_mismatch=seen.nan_mismatch,
+        inf_actual=seen.inf_actual,
+        inf_expected=seen.inf_expected,
+        inf_mismatch=seen.inf_mismatch,
         **norms(seen, finite),
-        **{split.name: by_axis(*seen.split(i)) for i, split in enumerate(rules.splits)},
+        **axis_errors(seen),
     )
 
 
-COUNTS = ("nan_actual", "nan_expected", "nan_mismatch", "inf_actual", "inf_expected", "inf_mismatch")
+def axis_errors(seen: Accumulator) -> dict[str, Any]:
+    """Return ``by_row``, ``by_position`` and ``by_head``, as far as there are such axes."""
+    return {split.name: by_axis(*seen.split(i)) for i, split in enumerate(seen.rules.splits)}
 
 
-def norms(seen: Accumulator, finite: int) -> dict[str, float]:
+def norms(seen: Accumulator, finite: int) -> dict[str, Any]:
     """Return the metrics that are made of sums of squares. Long doubles carry what float64 cannot square."""
     dd, aa, bb, ab = (seen.total(name) for name in ("difference", "actual", "expected", "product"))
     norm_a, norm_b = np.sqrt(aa), np.sqrt(bb)
@@ -334,24 +341,29 @@ def nonfinite_side(actual: torch.Tensor, expected: torch.Tensor) -> str:
     return "both" if a and b else "actual" if a else "expected"
 
 
-def lower_edge(number: int) -> float:
-    """Return the smallest float64 that falls into a bin of the histogram."""
-    return float(np.int64(number << BIN_SHIFT).view(np.float64))
+def lower_edges(bins: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the smallest float64 that falls into each bin; bin 0 holds the zeros."""
+    return np.where(bins == 0, 0.0, ((bins + (LOWEST_BIN - 1)) << BIN_SHIFT).view(np.float64))
 
 
-def quantile(values: Sequence[tuple[float, float, int]], count: int, share: float, largest: float) -> float:
-    """Return the value below which ``share`` of the elements lie, linear within a bin."""
-    rank, seen = share * count, 0
-    for low, high, number in values:
-        if seen + number >= rank:
-            return min(largest, low and low + (high - low) * (rank - seen) / number)
-        seen += number
-    return 0.0
+def quantiles(counts: npt.NDArray[np.int64], count: int, largest: float) -> list[float]:
+    """Return the values below which each of ``QUANTILES`` of the elements lies, linear within a bin."""
+    if not largest:
+        return [0.0] * len(QUANTILES)
+    bins = np.flatnonzero(counts)
+    numbers = counts[bins]
+    upto = np.cumsum(numbers)
+    ranks = np.array(QUANTILES) * count
+    at = np.searchsorted(upto, ranks)
+    low, high = lower_edges(bins[at]), lower_edges(bins[at] + 1)
+    inside = (ranks - upto[at] + numbers[at]) / numbers[at]
+    found = np.where(bins[at] == 0, 0.0, low + (high - low) * inside)
+    return np.minimum(found, largest).tolist()
 
 
-def octaves(counts: np.typing.NDArray[np.int64]) -> tuple[tuple[float, int], ...]:
+def octaves(counts: npt.NDArray[np.int64]) -> tuple[tuple[float, int], ...]:
     """Sum the bins by octave and return the non-empty ones, zeros first."""
-    zeros, sums = int(counts[0]), counts.reshape(-1, 16).sum(axis=1)
-    sums[0] -= zeros
-    found = [(lower_edge(int(i) * 16), int(sums[i])) for i in np.flatnonzero(sums)]
-    return ((0.0, zeros), *found) if zeros else tuple(found)
+    zeros, sums = int(counts[0]), counts[1:].reshape(-1, 16).sum(axis=1)
+    found = np.flatnonzero(sums)
+    head = ((0.0, zeros),) if zeros else ()
+    return (*head, *zip(lower_edges(found * 16 + 1).tolist(), sums[found].tolist(), strict=True))

@@ -48,7 +48,7 @@ def spacing(dtype: torch.dtype) -> Spacing:
 
 
 def ulp(value: float, dtype: torch.dtype) -> float:
-    """Return the unit in the last place of ``dtype`` at the magnitude of ``value`` (never below that of its subnormals)."""
+    """Return the unit in the last place of ``dtype`` at the magnitude of ``value`` (at least that of subnormals)."""
     return spacing(dtype).ulp(value)
 
 

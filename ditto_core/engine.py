@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest, Session, get_backend
 from ditto_core.errors import BuildError, SelectorError, nearest
 from ditto_core.export import Export
-from ditto_core.sites import RAW_PREFIXES, Tap, matches, no_match
+from ditto_core.sites import RAW_PREFIXES, Tap, matches
 from ditto_core.spec import EngineSpec, ModelSource, Range, ShapeProfile
 
 if TYPE_CHECKING:
@@ -99,28 +99,36 @@ def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
 
 
 def raw_taps(name: str, alias: str, export: Export) -> Sequence[Tap]:
-    """Return the taps of a raw name: a glob over the values of the ONNX graph, or the site that it is.
+    """Return the taps of a raw name: a glob over FX nodes and ONNX values, or a site.
 
     When an aliased name matches several values they are called ``alias_0``, ``alias_1`` …
     """
-    from ditto_core.onnx_graph import read_graph, value_axes, value_names
-
     bare = name.split(":", 1)[1] if name.startswith(RAW_PREFIXES) else name
-    site = export.provenance.find(bare)
-    if site is not None:
-        return [Tap(**{**site.__dict__, "site": alias})]
-    graph = read_graph(export.onnx_path)
-    values = value_names(graph)
-    hits = [value for value in values if matches(bare, value)]
+    known = raw_names(export)
+    hits = [tap for raw, tap in known.items() if matches(bare, raw)]
+    hits += [site] if not hits and (site := export.provenance.find(bare)) else []
     if not hits:
         raise SelectorError(
-            f"output {name!r} matches no value of the graph{nearest(bare, values)}; {no_match(bare, values)}"
+            f"output {name!r} matches none of the {len(known)} values of the graph{nearest(bare, known)}; "
+            f"graph.txt among the build artifacts lists them"
         )
-    renamed = name != alias
-    names = [f"{alias}_{i}" for i in range(len(hits))] if renamed and len(hits) > 1 else [alias] * len(hits)
-    if not renamed:
-        names = [f"{name.split(':', 1)[0]}:{value}" for value in hits]
-    return [Tap(n, v, fx_node=v, axes=value_axes(graph, v)) for n, v in zip(names, hits, strict=True)]
+    names = [alias] if len(hits) == 1 else [f"{alias}_{i}" for i in range(len(hits))]
+    if name == alias:
+        names = [f"{name.split(':', 1)[0]}:{tap.fx_node}" for tap in hits]
+    return [replace(tap, site=site, aliases=()) for site, tap in zip(names, hits, strict=True)]
+
+
+def raw_names(export: Export) -> dict[str, Tap]:
+    """Return every value of the graph under its ONNX name and its FX node's name.
+
+    The two differ for the tensors at module ends, which the export named after their sites.
+    """
+    from ditto_core.onnx_graph import read_graph, value_axes, value_names
+
+    graph = read_graph(export.onnx_path)
+    taps = export.provenance.taps
+    known = {value: Tap(value, value, fx_node=value, axes=value_axes(graph, value)) for value in value_names(graph)}
+    return known | {tap.value: tap for tap in taps} | {tap.fx_node: tap for tap in taps if tap.fx_node}
 
 
 def build_into(spec: EngineSpec, export: Export, directory: Path, artifacts: Path | None = None) -> Engine:

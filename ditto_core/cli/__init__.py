@@ -20,7 +20,9 @@ def application() -> typer.Typer:
     """Put the subcommands together."""
     import typer
 
-    app = typer.Typer(name="ditto", no_args_is_help=True, add_completion=False, help=__doc__)
+    app = typer.Typer(
+        name="ditto", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
+    )
     app.callback()(lambda: None)
     for name in COMMANDS:
         app.command(name)(importlib.import_module(f"ditto_core.cli.{name}").command)

@@ -1,0 +1,61 @@
+"""`ditto compare A B`: two dumps of any tool. Exit code 0: same, 1: they differ, 2: could not be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ditto_core.errors import UsageError
+
+
+def command(
+    actual: Annotated[Path, typer.Argument(help="The engine's dump: our trace, or that of another tool.")],
+    expected: Annotated[Path, typer.Argument(help="The reference's dump.")],
+    name_map: Annotated[Path | None, typer.Option(help="File that aligns the names of the two sides.")] = None,
+    tolerance: Annotated[
+        list[str] | None, typer.Option(help="SELECTOR=BOUND on rel-L2, or METRIC:SELECTOR=BOUND; repeatable.")
+    ] = None,
+    rtol: Annotated[float | None, typer.Option(help="Element-wise relative tolerance of the mismatch count.")] = None,
+    atol: Annotated[float | None, typer.Option(help="Element-wise absolute tolerance of the mismatch count.")] = None,
+    equal_nan: Annotated[bool, typer.Option("--equal-nan", help="A NaN equals a NaN.")] = False,
+    ignore_missing: Annotated[
+        bool, typer.Option("--ignore-missing", help="Compare what both have; else a missing name is exit code 2.")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the comparison here.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every tensor.")] = False,
+) -> None:
+    """Compare two dumps, step by step and name by name."""
+    from ditto_core.compare.dumps import compare_dumps
+    from ditto_core.compare.offline import compare_offline
+    from ditto_core.compare.tolerance import Tolerance
+    from ditto_core.report.text import summary_text
+
+    rules = tuple(rule for text in tolerance or [] for rule in [parse_rule(text)])
+    pairs = compare_dumps(actual, expected, name_map=name_map)
+    found = compare_offline(
+        pairs, tolerance=Tolerance(rules=rules), rtol=rtol, atol=atol, equal_nan=equal_nan
+    )
+    if json_file is not None:
+        found.save(json_file)
+    typer.echo(summary_text(found, verbose=verbose))
+    if found.failures:
+        raise typer.Exit(1)
+    if found.missing and not ignore_missing:
+        raise typer.Exit(2)
+
+
+def parse_rule(text: str) -> object:
+    """Read ``SELECTOR=BOUND`` or ``METRIC:SELECTOR=BOUND``."""
+    from ditto_core.compare.tolerance import Rule, check_metric
+
+    selector, _, bound = text.rpartition("=")
+    metric, colon, rest = selector.partition(":")
+    try:
+        number = float(bound)
+    except ValueError as error:
+        raise UsageError(f"--tolerance got {text!r}, expected SELECTOR=BOUND such as '**=1e-3'") from error
+    if colon and rest and metric.isidentifier() and "." not in metric:
+        return Rule(rest, number, metric=check_metric(metric))
+    return Rule(selector, number)

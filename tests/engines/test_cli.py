@@ -1,0 +1,119 @@
+"""The commands as a user types them, in real processes, on a tiny Llama saved as safetensors."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.models import llama
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny-llama"
+    llama().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def ditto(shared_cache_dir):
+    def run(*arguments, **env):
+        variables = {**os.environ, "DITTO_CACHE_DIR": str(shared_cache_dir), **env}
+        command = [sys.executable, "-m", "ditto_core", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def engine_dir(ditto, model_dir, tmp_path_factory):
+    out = tmp_path_factory.mktemp("engines") / "engine"
+    done = ditto("build", model_dir, "--output-dir", out, "--add-output", "model.layers.*.mlp", "--add-output", "**.?_proj")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(out)
+    return out
+
+
+def dump(ditto, engine_dir, folder, ids="3,4,5"):
+    done = ditto("run", "--engine-dir", engine_dir, "--input-ids", ids, "--max-output-len", "3", "--dump-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_run_dumps_every_step_as_safetensors_text_and_manifest(ditto, engine_dir, tmp_path):
+    done = dump(ditto, engine_dir, tmp_path / "a")
+    names = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert names == ["manifest.json"] + sorted(f"step{i}.{end}" for i in range(3) for end in ("safetensors", "txt"))
+    assert "model.layers.1.mlp" in (tmp_path / "a" / "step0.txt").read_text()
+    assert len(json.loads(done.stdout)) == 3
+
+
+def test_two_runs_of_one_engine_are_the_same(ditto, engine_dir, tmp_path):
+    dump(ditto, engine_dir, tmp_path / "a")
+    dump(ditto, engine_dir, tmp_path / "b")
+    done = ditto("compare", tmp_path / "a", tmp_path / "b")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_different_prompts_differ_with_exit_code_1(ditto, engine_dir, tmp_path):
+    dump(ditto, engine_dir, tmp_path / "a")
+    dump(ditto, engine_dir, tmp_path / "b", ids="3,4,6")
+    assert ditto("compare", tmp_path / "a", tmp_path / "b").returncode == 1
+
+
+def test_different_lengths_cannot_be_compared(ditto, engine_dir, tmp_path):
+    dump(ditto, engine_dir, tmp_path / "a")
+    dump(ditto, engine_dir, tmp_path / "b", ids="3,4")
+    done = ditto("compare", tmp_path / "a", tmp_path / "b")
+    assert done.returncode == 2, done.stdout
+
+
+def test_raw_names_and_aliases_name_outputs(ditto, model_dir, tmp_path):
+    done = ditto("build", model_dir, "--output-dir", tmp_path / "e", TRTLLM_ADD_OUTPUT='{"fx:linear_3": "inter"}')
+    assert done.returncode == 0, done.stderr
+    taps = json.loads((tmp_path / "e" / "engine.json").read_text())["taps"]
+    assert [tap["site"] for tap in taps] == ["inter"]
+
+
+def test_artifacts_hold_the_graph_and_its_node_names(ditto, model_dir, tmp_path):
+    done = ditto("build", model_dir, "--add-output", "model.layers.*", DEBUG_ARTIFACTS_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.iterdir()
+    names = {p.name for p in folder.iterdir()}
+    assert names >= {"graph_module.py", "graph.txt", "model.onnx", "provenance.json", "build_config.json"}
+    assert (folder / "model.onnx").stat().st_size < 2_000_000
+    assert "linear_3" in (folder / "graph.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "./nowhere"], "model './nowhere' is not there"),
+        (["build", "{model}", "--dtype", "flaot16"], "unknown dtype 'flaot16'"),
+        (["build", "{model}", "--dtype", "bfloat16"], "onnxruntime has no bfloat16 kernels"),
+        (["build", "{model}", "--backend", "onnxruntme"], "did you mean 'onnxruntime'"),
+        (["build", "{model}", "--add-output", "model.layer.*"], "selector 'model.layer.*' matches none of"),
+        (["build", "{model}", "--add-output", "fx:linear_33333"], "matches none of the"),
+        (["build", "{model}", "--option", "levle=all"], "onnxruntime has no option 'levle'; did you mean 'level'"),
+        (["run", "--engine-dir", "{model}", "--input-ids", "1"], "holds no engine"),
+        (["run", "--engine-dir", "{engine}", "--input-text", ""], "the prompt is empty"),
+        (["run", "--engine-dir", "{engine}", "--input-text", "hello"], "no tokenizer at"),
+        (["run", "--engine-dir", "{engine}", "--input-ids", "1,x"], "expected whole numbers"),
+        (["run", "--engine-dir", "{engine}", "--input-ids", "1", "--max-output-len", "9999"], "outside the engine's profile"),
+        (["compare", "{engine}", "{engine}/nowhere"], "does not exist"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(ditto, model_dir, engine_dir, arguments, message):
+    done = ditto(*(a.format(model=model_dir, engine=engine_dir) for a in arguments))
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.endswith("…")]
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_doctor_lists_backends(ditto):
+    done = ditto("doctor")
+    assert done.returncode == 0, done.stderr
+    assert "onnxruntime" in done.stdout

@@ -1,0 +1,84 @@
+"""Cut a pair of tensors into blocks that fit a cache, without ever copying more than one block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+BLOCK = 1 << 17
+"""Elements in a block: with fewer, threads spend their time handing the interpreter lock to each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One axis along which the error is split: element row ``r`` belongs to index ``r // stride % size``."""
+
+    name: str
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a pair is walked: ``row`` elements lie behind the last split axis; ``boxes`` are cut from ``views``."""
+
+    views: tuple[torch.Tensor, ...]
+    row: int
+    splits: tuple[Split, ...]
+    block: int
+
+    def boxes(self, first: int, last: int) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """Yield ``(flat start, one view for each tensor)`` for the boxes number ``first`` up to ``last``.
+
+        A box is a contiguous range in logical (row-major) order, whatever the strides are.
+        """
+        shape = self.views[0].shape
+        cut, rows, chunks = self._cut()
+        trail = math.prod(shape[cut + 1 :])
+        for number in range(first, last):
+            outer, chunk = divmod(number, chunks)
+            begin = chunk * rows
+            index = unravel(outer, shape[:cut])
+            part = [view[index].narrow(0, begin, min(rows, shape[cut] - begin)) for view in self.views]
+            yield (outer * shape[cut] + begin) * trail, part
+
+    @property
+    def count(self) -> int:
+        """Number of boxes."""
+        shape = self.views[0].shape
+        cut, _, chunks = self._cut()
+        return math.prod(shape[:cut]) * chunks
+
+    def _cut(self) -> tuple[int, int, int]:
+        """Return the dimension that is cut, the indices of it in a box, and the boxes along it."""
+        shape = self.views[0].shape
+        cut, trail = len(shape) - 1, 1
+        while cut > 0 and trail * shape[cut] <= self.block:
+            trail *= shape[cut]
+            cut -= 1
+        rows = max(1, min(shape[cut], self.block // trail))
+        return cut, rows, -(-shape[cut] // rows)
+
+
+def plan(tensors: Sequence[torch.Tensor], axes: Sequence[tuple[str, int]], block: int = BLOCK) -> Plan:
+    """Plan the walk over tensors of one shape; ``axes`` are the ``(name, dimension)`` pairs to split the error by."""
+    shape = tensors[0].shape
+    row = math.prod(shape[max((dim for _, dim in axes), default=-1) + 1 :])
+    splits = tuple(Split(name, shape[dim], max(1, math.prod(shape[dim + 1 :]) // max(1, row))) for name, dim in axes)
+    if all(tensor.is_contiguous() for tensor in tensors):
+        views = tuple(tensor.view(-1, row) if splits and row else tensor.view(-1) for tensor in tensors)
+    else:
+        views = tuple(tensors)
+    return Plan(views, row, splits, block)
+
+
+def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the index of element number ``flat`` of a tensor of ``shape``, in row-major order."""
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, place = divmod(flat, size)
+        index.append(place)
+    return tuple(reversed(index))

@@ -1,0 +1,68 @@
+"""Spacing of floating-point numbers: units in the last place, the coarser of two dtypes, the tolerance table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+TOLERANCES = MappingProxyType(
+    {
+        torch.float64: (1e-7, 1e-7),
+        torch.float32: (1.3e-6, 1e-5),
+        torch.float16: (1e-3, 1e-5),
+        torch.bfloat16: (1.6e-2, 1e-5),
+    }
+)
+"""``(rtol, atol)`` by dtype, as torch.testing has them; :func:`tolerance` adds the 8-bit floats and the integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """Where the numbers of a dtype lie: ``eps`` = ulp(1), ``tiny`` = smallest normal number, ``largest`` finite number.
+
+    Integers (and bool) have ``eps`` 0 and ``tiny`` 1: their spacing is 1 everywhere.
+    """
+
+    eps: float
+    tiny: float
+    largest: float
+
+    def ulp(self, value: float) -> float:
+        """Return the distance between the two numbers of the dtype around ``|value|``: 2^floor(log2 |value|) * eps."""
+        if not self.eps:
+            return 1.0
+        return math.ldexp(1.0, math.frexp(max(abs(value), self.tiny))[1] - 1) * self.eps
+
+
+def spacing(dtype: torch.dtype) -> Spacing:
+    """Return the spacing of a dtype."""
+    if dtype == torch.bool:
+        return Spacing(0.0, 1.0, 1.0)
+    if not dtype.is_floating_point:
+        return Spacing(0.0, 1.0, float(torch.iinfo(dtype).max))
+    info = torch.finfo(dtype)
+    return Spacing(info.eps, info.tiny, info.max)
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """Return the unit in the last place of ``dtype`` at the magnitude of ``value`` (never below that of its subnormals)."""
+    return spacing(dtype).ulp(value)
+
+
+def coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    """Return the dtype with the wider spacing: float16 of float16 and float32, bfloat16 of bfloat16 and float16."""
+    return max(first, second, key=lambda dtype: spacing(dtype).eps)
+
+
+def tolerance(dtype: torch.dtype) -> tuple[float, float]:
+    """Return the default ``(rtol, atol)`` of a dtype.
+
+    An 8-bit float gets one step: ``rtol`` = eps, ``atol`` = its smallest subnormal. Integers and bool get (0, 0).
+    """
+    if dtype in TOLERANCES:
+        return TOLERANCES[dtype]
+    place = spacing(dtype)
+    return (place.eps, place.eps * place.tiny) if place.eps else (0.0, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from ditto_core.errors import UsageError
 from ditto_core.fingerprint import fingerprint
 from ditto_core.generate import Prompt, TokenBatch, encode
 from ditto_core.lockstep import Floor, Sides, lockstep, recording, single_step
+from ditto_core.options import PairOptions
 from ditto_core.workspace import Workspace, torch_threads
 
 if TYPE_CHECKING:
@@ -26,21 +27,7 @@ if TYPE_CHECKING:
     from ditto_core.spec import EngineSpec
 
 
-@dataclass(frozen=True)
-class PairOptions:
-    """How a pair runs.
-
-    ``reference``: ``eager``, a dtype for eager (``eager:float32``), a backend's name (the same model built by it), a
-    trace directory, or an :class:`~ditto_core.spec.EngineSpec`. ``observer``: also build the engine without taps and
-    compare final outputs. ``threads``: torch threads while it runs (0 leaves them). ``dump``: folder for traces.
-    """
-
-    reference: Any = "eager"
-    tolerance: Any = None
-    observer: bool = True
-    threads: int = 1
-    dump: Path | None = None
-    device: str = "cpu"
+SESSIONS = ("engine", "plain", "reference", "noisy")
 
 
 class Pair:
@@ -137,10 +124,21 @@ class Pair:
 
     def close(self) -> None:
         """Release the sessions that were opened."""
-        for name in ("engine", "plain", "reference", "noisy"):
+        for name in SESSIONS:
             session = self.__dict__.pop(name, None)
             if session is not None:
                 session.close()
+
+    def renewed(self, options: PairOptions) -> Pair:
+        """Hand the built engine and the open sessions over to a pair with no comparisons yet; this one keeps none.
+
+        ``options`` must ask for the same sessions (:meth:`PairOptions.same_sessions`).
+        """
+        heir = Pair(self._workspace, self.spec, options)
+        for name in ("engine_files", *SESSIONS):
+            if name in self.__dict__:
+                heir.__dict__[name] = self.__dict__.pop(name)
+        return heir
 
     def _check_profile(self, batch: TokenBatch, steps: int) -> None:
         length = batch.input_ids.shape[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import Session, backend_names
 from ditto_core.errors import UsageError, nearest
@@ -12,28 +12,46 @@ from ditto_core.spec import DTYPE_ALIASES, DTYPES, EngineSpec, parse_dtype
 
 if TYPE_CHECKING:
     from ditto_core.engine import Engine
-    from ditto_core.pair import PairOptions
+    from ditto_core.options import PairOptions
     from ditto_core.workspace import Workspace
 
 
 def open_reference(workspace: Workspace, spec: EngineSpec, engine: Engine, options: PairOptions) -> Session:
     """Open the reference of an engine. Raises :class:`UsageError` when ``options.reference`` names nothing known."""
     wanted = options.reference
-    if isinstance(wanted, EngineSpec):
-        return workspace.build(wanted).open()
-    name, _, dtype = str(wanted).partition(":")
-    if name == "eager":
-        chosen = parse_dtype(dtype) if dtype else ""
-        return workspace.eager(spec, engine.taps, dtype=chosen, device=options.device)
+    check_reference(wanted)
+    built = named_backend(spec, wanted)
+    if built is not None:
+        return workspace.build(built).open()
     if Path(str(wanted)).is_dir():
         from ditto_core.backends.recorded import RecordedSession
         from ditto_core.trace import Trace
 
         return RecordedSession(Trace.open(Path(str(wanted))))
-    if name in backend_names():
-        return workspace.build(replace(spec, backend=name, dtype=parse_dtype(dtype) if dtype else spec.dtype)).open()
+    _, _, dtype = str(wanted).partition(":")
+    return workspace.eager(spec, engine.taps, dtype=parse_dtype(dtype) if dtype else "", device=options.device)
+
+
+def named_backend(spec: EngineSpec, wanted: Any) -> EngineSpec | None:
+    """Return the spec of a reference that is an engine: ``wanted`` itself, or the same model by another backend."""
+    if isinstance(wanted, EngineSpec):
+        return wanted
+    name, _, dtype = str(wanted).partition(":")
+    if name not in backend_names() or Path(str(wanted)).is_dir():
+        return None
+    return replace(spec, backend=name, dtype=parse_dtype(dtype) if dtype else spec.dtype)
+
+
+def check_reference(wanted: Any) -> None:
+    """Raise :class:`UsageError` when ``wanted`` names no reference; nothing is loaded."""
+    if isinstance(wanted, EngineSpec) or Path(str(wanted)).is_dir():
+        return
+    name, _, dtype = str(wanted).partition(":")
     known = ["eager", *backend_names()]
-    raise UsageError(
-        f"unknown reference {str(wanted)!r}, expected {', '.join(known)} (with ':' and one of "
-        f"{', '.join((*DTYPES, *DTYPE_ALIASES))}) or the directory of a trace{nearest(name, known)}"
-    )
+    if name not in known:
+        raise UsageError(
+            f"unknown reference {str(wanted)!r}, expected {', '.join(known)} (with ':' and one of "
+            f"{', '.join((*DTYPES, *DTYPE_ALIASES))}) or the directory of a trace{nearest(name, known)}"
+        )
+    if dtype:
+        parse_dtype(dtype)

@@ -125,6 +125,10 @@ class Workspace:
         model = self.model(spec.model, spec.attention)
         return EagerSession(model, taps, dtype=dtype or HIGHER[spec.dtype], device=device)
 
+    def keep_only(self, source: ModelSource) -> None:
+        """Forget the loaded models of every other source; they are loaded again when they are asked for."""
+        self._models = {key: model for key, model in self._models.items() if key[0] == source}
+
     def floor_path(self, key: str) -> Path:
         """Return the file in which the noise floor of a reference run is kept."""
         return self.cache.state("floors") / f"{key}.json"

@@ -1,1 +1,67 @@
-"""Hooks and options only."""
+"""Hooks only; what they do is in the modules beside this one. None of it imports torch before a ditto test runs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from pytest_ditto import bench, marker, options, reporting
+from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
+
+__all__ = ["_ditto_engine_variant", "ditto", "ditto_engine", "ditto_reference", "ditto_workspace"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options and ini keys."""
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the options and register the marker."""
+    config.addinivalue_line("markers", marker.SIGNATURE)
+    config.stash[options.OPTIONS] = options.read_options(config)
+    config.stash[bench.NOTES] = []
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(reporting.Tally(), "ditto-engine-tally")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Release the engines."""
+    if bench.BENCH in config.stash:
+        config.stash[bench.BENCH].close()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the backends and the cache."""
+    return reporting.header(config)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one test for each backend and dtype that a marker lists."""
+    marker.parametrize(metafunc)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check the markers of the tests that are going to run, before any of them does."""
+    wrong = marker.check_items(items)
+    if wrong and not hasattr(config, "workerinput"):  # a worker says it where the test runs: xdist would show a crash
+        raise pytest.UsageError(*(f"{nodeid}: {error}" for nodeid, error in wrong.items()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a test whose marker is wrong, whether or not it uses the fixtures."""
+    marker.refuse_wrong(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add numbers, tables and notes to a test's report."""
+    reporting.add_properties(item, call)
+    report = yield
+    reporting.complete(item, call, report)
+    return report

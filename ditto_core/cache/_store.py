@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from platformdirs import user_cache_path
 
 from ditto_core.cache._entry import (
     MANIFEST,
@@ -33,10 +32,10 @@ from ditto_core.cache._entry import (
     sync,
     write_manifest,
 )
+from ditto_core.cache._root import ENVIRONMENT, default_root
 from ditto_core.errors import CacheError
 from ditto_core.fingerprint import DigestMemo
 
-ENVIRONMENT = "DITTO_CACHE_DIR"
 LOCKS, DIGESTS, STATE = "locks", "digests", "state"
 UNWRITABLE = {
     errno.ENOSPC: "is full",
@@ -52,12 +51,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Build = Callable[[Path], None]
 OnEvent = Callable[[str], None]
-
-
-def default_root() -> Path:
-    """Return ``$DITTO_CACHE_DIR``, or ``ditto_core`` in the user's cache directory."""
-    override = os.environ.get(ENVIRONMENT)
-    return Path(override).expanduser() if override else user_cache_path("ditto_core")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,29 @@
+"""How an engine and its reference run side by side. No torch in here: the plugin reads it while it collects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """How a pair runs.
+
+    ``reference``: ``eager``, a dtype for eager (``eager:float32``), a backend's name (the same model built by it), a
+    trace directory, or an :class:`~ditto_core.spec.EngineSpec`. ``observer``: also build the engine without taps and
+    compare final outputs. ``threads``: torch threads while it runs (0 leaves them). ``dump``: folder for traces.
+    """
+
+    reference: Any = "eager"
+    tolerance: Any = None
+    observer: bool = True
+    threads: int = 1
+    dump: Path | None = None
+    device: str = "cpu"
+
+    def same_sessions(self, other: PairOptions) -> bool:
+        """Tell whether a pair with ``other`` options runs the very same sessions."""
+        names = ("reference", "observer", "device")
+        return all(getattr(self, name) == getattr(other, name) for name in names)

@@ -1,0 +1,235 @@
+"""A comparison as text: the message of a failure, a table, one line, and a sparkline of the error along the depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ditto_core.compare.comparison import Comparison, SiteResult, TokenResult
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 60
+SHOWN = 3
+ROWS = 15
+
+
+def failure_message(comparison: Comparison) -> str:
+    """Return why a comparison failed, in at most ten lines; the first has the site, step, number and bound."""
+    lines = [headline(comparison)]
+    bad = comparison.first_bad
+    if bad is not None:
+        lines += [where(comparison, bad), numbers(bad), worst_sites(comparison), spread(comparison, bad)]
+    lines += [output_error(comparison), observer_effect(comparison), missing(comparison)]
+    lines += [dump(comparison), advice(comparison)]
+    first, *rest = filter(None, lines)
+    return "\n".join([first, *(f"  {line}" for line in rest)])
+
+
+def headline(comparison: Comparison) -> str:
+    """Return the verdict in one line."""
+    bad = comparison.first_bad
+    if bad is not None:
+        return f"engine diverges at {bad.site}, step {bad.step}: {bad.verdict}"
+    if comparison.missing:
+        site, reason = next(iter(comparison.missing.items()))
+        count = len(comparison.missing)
+        return f"{count} of {count + len(comparison.sites)} sites could not be compared: {site}: {reason}"
+    if not len(comparison):
+        return "nothing was compared: the engine has no outputs in common with its reference"
+    worst = comparison.worst
+    assert worst is not None
+    return f"engine agrees: worst is {worst.site}, step {worst.step}: {worst.verdict}"
+
+
+def where(comparison: Comparison, result: SiteResult) -> str:
+    """Return the module class and the eager source line of a site."""
+    tap = comparison.tap_of.get(result.site)
+    if tap is None:
+        return "first bad site: a final output; every tap before it is within its bound"
+    kind = tap.module_class.rsplit(".", 1)[-1]
+    return "first bad site: " + ", ".join(filter(None, (kind, tap.source))) if kind or tap.source else ""
+
+
+def numbers(result: SiteResult) -> str:
+    """Return the largest difference at a site, with both values, or what is not finite there."""
+    m = result.metrics
+    if m.nan_mismatch or m.inf_mismatch:
+        place = f", first at {list(m.first_nonfinite[0])} ({m.first_nonfinite[1]})" if m.first_nonfinite else ""
+        return (
+            f"not finite: engine {m.nan_actual} NaN and {m.inf_actual} Inf, reference {m.nan_expected} NaN and "
+            f"{m.inf_expected} Inf of {m.count}{place}"
+        )
+    if m.max_abs_index is None:
+        return ""
+    return (
+        f"there: max abs {m.max_abs:.1e} at {list(m.max_abs_index)} (engine {m.max_abs_actual:.5g}, reference "
+        f"{m.max_abs_expected:.5g}), cosine {m.cosine:.6f}, scale {m.scale:.5f}"
+    )
+
+
+def worst_sites(comparison: Comparison) -> str:
+    """Return the worst sites that make a comparison fail, each once, with value / bound."""
+    worst: dict[str, SiteResult] = {}
+    for result in comparison:
+        if not result.ok:
+            worst.setdefault(result.site, result)
+    top = list(worst.values())[:SHOWN]
+    return "worst: " + "; ".join(f"{r.site} step {r.step} ({r.verdict.margin:.3g} x bound)" for r in top)
+
+
+def spread(comparison: Comparison, bad: SiteResult) -> str:
+    """Return how many sites are bad, how many healed, and how good the sites before the first bad one are."""
+    before = [r.verdict.margin for r in comparison.results if r.step == bad.step and r.order < bad.order]
+    sites = len({r.site for r in comparison.failures})
+    healed = len({r.site for r in comparison.healed})
+    text = f"bad: {sites} of {len(comparison.sites)} sites in {comparison.steps} steps; healed downstream: {healed}"
+    return text + (f"; before it {max(before):.2g} x bound at most" if before else "; nothing before it")
+
+
+def final_result(comparison: Comparison, step: int) -> SiteResult | None:
+    """Return the result of the model's last tensor (a decoder's logits) at a step."""
+    return max((r for r in comparison.results if r.step == step), key=lambda r: r.order, default=None)
+
+
+def output_error(comparison: Comparison) -> str:
+    """Return the error of the model's output at its worst step, and how many greedy tokens agree."""
+    finals = filter(None, (final_result(comparison, step) for step in range(comparison.steps)))
+    worst = max(finals, key=lambda r: r.verdict.margin, default=None)
+    if worst is None:
+        return ""
+    name = "logits" if comparison.logits else "output"
+    text = f"at the {name}: {worst.site} step {worst.step}, {worst.verdict}"
+    total = sum(len(t.reference) for t in comparison.tokens)
+    wrong = sum(len(t.differences) for t in comparison.tokens)
+    return text + (f"; {total - wrong} of {total} greedy tokens agree" if total else "")
+
+
+def observer_effect(comparison: Comparison) -> str:
+    """Return what tapping does to the engine's outputs."""
+    effect = comparison.observer
+    if effect is None:
+        return "observer effect: not measured"
+    if not effect.changed:
+        return "observer effect: none, the engine without taps gives the same outputs"
+    return f"observer effect: taps change {effect.output} by rel_l2 {effect.rel_l2:.1e} at step {effect.step}"
+
+
+def missing(comparison: Comparison) -> str:
+    """Return how many sites could not be compared, when the headline speaks of something else."""
+    if not comparison.missing or comparison.first_bad is None:
+        return ""
+    site, reason = next(iter(comparison.missing.items()))
+    return f"not compared: {len(comparison.missing)} sites, {site}: {reason}"
+
+
+def dump(comparison: Comparison) -> str:
+    """Return where the tensors lie."""
+    return f"dump: {comparison.dump}" if comparison.dump else "dump: none, pytest --ditto-dump-dir DIR keeps them"
+
+
+def advice(comparison: Comparison) -> str:
+    """Return what to do next."""
+    bad, effect = comparison.first_bad, comparison.observer
+    if bad is None:
+        return "next: leave these sites out of outputs=, or take a reference that has them"
+    if effect is not None and effect.rel_l2 > bad.verdict.bound:
+        return f"next: the taps themselves disturb this engine; tap less, for instance outputs=[{bad.site!r}]"
+    if comparison.dump:
+        return f"next: ditto compare {comparison.dump}/engine {comparison.dump}/reference"
+    return "next: check what the engine was built from at the first bad site; what comes after inherits its error"
+
+
+def token_message(comparison: Comparison) -> str:
+    """Return where the greedy tokens part, in at most ten lines."""
+    rows = [(i, token) for i, token in enumerate(comparison.tokens) if token.flips]
+    row, token = min(rows, key=lambda item: item[1].flips[0])
+    step = token.flips[0]
+    lines = [
+        f"engine generates another token at step {step}, row {row}: {token.engine[step]}, expected "
+        f"{token.reference[step]} (no near tie)",
+        f"  {sum(len(t.flips) for _, t in rows)} flips in {len(rows)} of {len(comparison.tokens)} rows, "
+        f"{sum(len(t.near_ties) for t in comparison.tokens)} near ties",
+        *(f"  {line}" for line in texts(token)),
+    ]
+    bad = comparison.first_bad
+    lines.append(
+        f"  first bad site: {bad.site}, step {bad.step}: {bad.verdict}" if bad else "  every site is in bounds"
+    )
+    return "\n".join(lines)
+
+
+def texts(token: TokenResult) -> Iterator[str]:
+    """Yield both sides' texts, or token ids where there is no tokenizer, cut to a line."""
+    sides = (("engine   ", token.engine_text, token.engine), ("reference", token.reference_text, token.reference))
+    for name, text, ids in sides:
+        yield f"{name}: {shorten(repr(text) if text else ' '.join(map(str, ids)))}"
+
+
+def shorten(text: str, width: int = 100) -> str:
+    """Cut a text to a width."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def summary_line(comparison: Comparison) -> str:
+    """Return a comparison in one line, whatever came of it."""
+    sides = f"{comparison.engine.label} against {comparison.reference.label}"
+    return f"{sides}, {comparison.steps} steps, {len(comparison.sites)} sites: {headline(comparison)}"
+
+
+def table(comparison: Comparison, rows: int = ROWS) -> str:
+    """Return the results as a compact table, worst margin first, under a sparkline of the error along the depth."""
+    step = comparison.first_bad.step if comparison.first_bad else comparison.worst.step if comparison.worst else 0
+    head = ("margin", "step", "site", "value", "bound", "max abs", "rule")
+    worst = list(comparison)[:rows]
+    cells = [head, *(cells_of(result) for result in worst)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    left = len(comparison) - len(worst)
+    more = [f"and {left} more with smaller margins"] if left > 0 else []
+    return "\n".join([summary_line(comparison), *depth(comparison, step), *lines, *more])
+
+
+def cells_of(result: SiteResult) -> tuple[str, ...]:
+    """Return one row of the table."""
+    v = result.verdict
+    mark = "" if v.ok else " healed" if result.healed else " !"
+    numbers = (f"{v.margin:.3g}{mark}", str(result.step), result.site)
+    return (*numbers, f"{v.metric} {v.value:.1e}", f"{v.bound:.1e}", f"{result.metrics.max_abs:.1e}", v.rule)
+
+
+def depth(comparison: Comparison, step: int) -> Iterator[str]:
+    """Yield a line with the rel-L2 error of a step's sites in topological order, on a logarithmic scale."""
+    results = sorted((r for r in comparison.results if r.step == step), key=lambda r: r.order)
+    errors = [r.metrics.rel_l2 for r in results]
+    finite = [e for e in errors if 0 < e < math.inf]
+    if finite:
+        yield f"rel_l2 by depth at step {step}, {min(finite):.0e} to {max(finite):.0e}:  {sparkline(errors)}"
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """Draw values as bars on a logarithmic scale; of several that share a column the largest shows.
+
+    Zero is a space, infinity and NaN are ``!``.
+    """
+    columns = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
+    tops = [largest(column) for column in (columns if len(values) > width else [[v] for v in values])]
+    logs = [math.log10(v) for v in tops if 0 < v < math.inf]
+    low, high = min(logs, default=0.0), max(logs, default=0.0)
+    return "".join(bar(v, low, high) for v in tops)
+
+
+def largest(values: Sequence[float]) -> float:
+    """Return the maximum, where NaN counts as infinity."""
+    return max(math.inf if math.isnan(v) else v for v in values)
+
+
+def bar(value: float, low: float, high: float) -> str:
+    """Return one column of a sparkline; ``low`` and ``high`` are logarithms."""
+    if value == 0:
+        return " "
+    if value == math.inf:
+        return "!"
+    share = (math.log10(value) - low) / (high - low) if high > low else 1.0
+    return BARS[round(share * (len(BARS) - 1))]

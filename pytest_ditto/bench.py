@@ -1,0 +1,100 @@
+"""What a pytest run holds: one workspace, the sessions of the last spec, and what came up while they were made."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ditto_core.errors import BackendError, UsageError
+from pytest_ditto.options import OPTIONS, Options
+from pytest_ditto.progress import progress_of
+
+if TYPE_CHECKING:
+    from ditto_core.options import PairOptions
+    from ditto_core.pair import Pair
+    from ditto_core.spec import EngineSpec
+    from ditto_core.workspace import Workspace
+
+NAME_LENGTH = 100
+
+
+class Bench:
+    """Makes pairs for tests. Tests of one spec in a row share its sessions; another spec closes them first."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self._pair: Pair | None = None
+
+    def pair(self, spec: EngineSpec, options: PairOptions) -> Pair:
+        """Return a pair without comparisons, with the sessions of the last one where they are the same."""
+        from ditto_core.pair import Pair
+
+        last = self._pair
+        if last is not None and last.spec == spec and last.options.same_sessions(options):
+            self._pair = last.renewed(options)
+        else:
+            self.close()
+            self.workspace.keep_only(spec.model)
+            self._pair = Pair(self.workspace, spec, options)
+        return self._pair
+
+    def close(self) -> None:
+        """Release the sessions."""
+        if self._pair is not None:
+            self._pair.close()
+            self._pair = None
+
+
+BENCH = pytest.StashKey[Bench]()
+NOTES = pytest.StashKey[list[str]]()
+"""Events that nobody has reported yet: a damaged cache entry, waiting for another process."""
+
+
+def bench_of(config: pytest.Config) -> Bench:
+    """Return the run's bench; the first call makes it, and loads torch."""
+    if BENCH not in config.stash:
+        from ditto_core.cache import Cache
+        from ditto_core.workspace import Workspace
+
+        options = config.stash[OPTIONS]
+        config.stash[BENCH] = Bench(
+            Workspace(
+                cache=Cache(options.cache_dir) if options.cache_dir else Cache(),
+                say=config.stash[NOTES].append,
+                progress=progress_of(config),
+                artifacts=options.artifacts_dir,
+            )
+        )
+    return config.stash[BENCH]
+
+
+def unavailable(spec: EngineSpec) -> str:
+    """Return why a spec's backend cannot be used here, or an empty string.
+
+    Raises :class:`UsageError` for what no machine could build: a dtype that the backend lacks, an unknown option.
+    """
+    from ditto_core.backends.base import get_backend
+
+    try:
+        backend = get_backend(spec.backend)
+    except ImportError as error:
+        return f"backend {spec.backend} cannot be loaded: {error}"
+    if spec.dtype not in backend.dtypes:
+        raise UsageError(f"backend {spec.backend} has no {spec.dtype}, expected {', '.join(backend.dtypes)}")
+    try:
+        backend.check(spec)
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
+def dump_folder(options: Options, nodeid: str) -> Path | None:
+    """Return the folder of a test's dump: its readable name, and a digest that keeps similar names apart."""
+    if options.dump_dir is None:
+        return None
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", nodeid).strip("-.")[-NAME_LENGTH:]
+    return options.dump_dir / f"{name}-{hashlib.sha256(nodeid.encode()).hexdigest()[:8]}"

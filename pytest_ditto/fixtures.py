@@ -1,0 +1,85 @@
+"""The fixtures: an engine beside its reference, either of them alone, and the workspace that they come from."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ditto_core.errors import BackendError, UsageError
+from pytest_ditto.bench import bench_of, dump_folder, unavailable
+from pytest_ditto.marker import wanted
+from pytest_ditto.options import OPTIONS
+
+if TYPE_CHECKING:
+    from ditto_core.backends.base import Session
+    from ditto_core.options import PairOptions
+    from ditto_core.pair import Pair
+    from ditto_core.spec import EngineSpec
+    from ditto_core.workspace import Workspace
+
+PAIR = pytest.StashKey["Pair"]()
+UNAVAILABLE = pytest.StashKey[str]()
+"""Why a test was skipped for want of its backend."""
+
+
+@pytest.fixture(scope="session")
+def ditto_workspace(pytestconfig: pytest.Config) -> Workspace:
+    """The run's :class:`~ditto_core.workspace.Workspace`: the cache, and the models loaded from it."""
+    return bench_of(pytestconfig).workspace
+
+
+@pytest.fixture
+def _ditto_engine_variant() -> None:
+    """Backend and dtype, where a marker lists several."""
+
+
+@pytest.fixture
+def ditto(request: pytest.FixtureRequest, ditto_workspace: Workspace, _ditto_engine_variant: None) -> Pair:
+    """The :class:`~ditto_core.pair.Pair` that the marker ``ditto_engine`` asks for, its engine built."""
+    item, options = request.node, request.config.stash[OPTIONS]
+    asked = wanted(item)
+    require(item, asked.spec, asked.options, must=options.require_backends)
+    folder = dump_folder(options, item.nodeid)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier run's
+    bench = bench_of(request.config)
+    pair = bench.pair(asked.spec, replace(asked.options, dump=folder))
+    try:
+        _ = pair.engine_files
+    except BackendError as error:
+        refuse(item, str(error), must=options.require_backends)
+    item.stash[PAIR] = pair
+    return pair
+
+
+@pytest.fixture
+def ditto_engine(ditto: Pair) -> Session:
+    """The engine's :class:`~ditto_core.backends.base.Session`."""
+    return ditto.engine
+
+
+@pytest.fixture
+def ditto_reference(ditto: Pair) -> Session:
+    """The reference's :class:`~ditto_core.backends.base.Session`."""
+    return ditto.reference
+
+
+def require(item: pytest.Item, spec: EngineSpec, options: PairOptions, *, must: bool) -> None:
+    """Skip the test when its engine's or its reference's backend cannot be used here; refuse it when it ``must``."""
+    from ditto_core.reference import named_backend
+
+    specs = filter(None, (spec, named_backend(spec, options.reference)))
+    reason = next(filter(None, map(unavailable, specs)), "")
+    if reason:
+        refuse(item, reason, must=must)
+
+
+def refuse(item: pytest.Item, reason: str, *, must: bool) -> None:
+    """Skip a test for want of a backend; where it ``must`` run, raise :class:`UsageError`."""
+    item.stash[UNAVAILABLE] = reason
+    if must:
+        raise UsageError(reason)
+    pytest.skip(reason)

@@ -1,0 +1,234 @@
+"""Options, ini keys and environment variables: one table, read once into a frozen dataclass."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ditto_core.errors import nearest
+
+GROUP = "ditto-engine"
+FAILED, ALL = "failed", "all"
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose for this run. Folders are absolute; ``None`` and ``0`` leave a choice to the default."""
+
+    dump_dir: Path | None = None
+    dump: str = FAILED
+    cache_dir: Path | None = None
+    artifacts_dir: Path | None = None
+    threads: int | None = None
+    backend: str | None = None
+    require_backends: bool = False
+    observer: bool = True
+    tolerance_factor: float | None = None
+
+
+OPTIONS = pytest.StashKey[Options]()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One choice: its field in :class:`Options`, its spellings, and how its text becomes a value.
+
+    ``read`` takes the text and the folder that relative paths start from, and raises ``ValueError`` with what it
+    expected. A ``switch`` takes no value on the command line, where giving it means ``on_value``.
+    """
+
+    name: str
+    read: Callable[[str, Path], Any]
+    help: str
+    metavar: str = ""
+    variable: str = ""
+    switch: bool = False
+    on_value: str = "true"
+    flag_name: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The command-line option."""
+        return f"--ditto-{(self.flag_name or self.name).replace('_', '-')}"
+
+    @property
+    def dest(self) -> str:
+        """The attribute of ``config.option``."""
+        return f"ditto_engine_{self.name}"
+
+    @property
+    def ini(self) -> str:
+        """The key in ``pytest.ini`` or ``[tool.pytest.ini_options]``."""
+        return f"ditto_engine_{self.name}"
+
+    @property
+    def full_help(self) -> str:
+        """The help text with the other spellings."""
+        others = f"ini: {self.ini}" + (f", environment: {self.variable}" if self.variable else "")
+        return f"{self.help} ({others})"
+
+
+def read_folder(text: str, base: Path) -> Path:
+    """Return an absolute folder; one that is a file, or lies below a file, cannot be written to."""
+    path = base / Path(text).expanduser()
+    above = next(p for p in (path, *path.parents) if p.exists())
+    if not above.is_dir():
+        raise ValueError(f"a folder that can be written to: {above} is a file")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"a folder that can be written to: {above} does not let you")
+    return path
+
+
+def read_dump(text: str, _: Path) -> str:
+    """Return which tests' dumps are kept."""
+    if text not in (FAILED, ALL):
+        raise ValueError(f"{FAILED} or {ALL}{nearest(text, (FAILED, ALL))}")
+    return text
+
+
+def read_threads(text: str, _: Path) -> int:
+    """Return a number of threads."""
+    if not text.isdecimal():
+        raise ValueError("a whole number of torch threads, 0 to leave torch's own")
+    return int(text)
+
+
+def read_factor(text: str, _: Path) -> float:
+    """Return a multiple of the noise floor."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError("a multiple of the noise floor above 0, for instance 4")
+    return value
+
+
+def read_backend(text: str, _: Path) -> str:
+    """Return the name of a registered backend."""
+    from ditto_core.backends.base import backend_names
+
+    names = backend_names()
+    if text not in names:
+        raise ValueError(f"one of {', '.join(names)}{nearest(text, names)}")
+    return text
+
+
+def read_switch(text: str, _: Path) -> bool:
+    """Return the truth of a word."""
+    if text.lower() not in TRUE + FALSE:
+        raise ValueError("true or false")
+    return text.lower() in TRUE
+
+
+SETTINGS = (
+    Setting(
+        "dump_dir",
+        read_folder,
+        "Write the tensors of each ditto test, step by step, into a folder of its own below DIR",
+        "DIR",
+        "DITTO_DUMP_DIR",
+    ),
+    Setting("dump", read_dump, "Keep the dumps of failed tests or of all [default: failed]", "failed|all"),
+    Setting(
+        "cache_dir",
+        read_folder,
+        "Keep exports, engines and noise floors in DIR [default: the user's cache directory]",
+        "DIR",
+        "DITTO_CACHE_DIR",
+    ),
+    Setting(
+        "artifacts_dir",
+        read_folder,
+        "Write readable by-products of each build into DIR",
+        "DIR",
+        "DEBUG_ARTIFACTS_DIR",
+    ),
+    Setting(
+        "threads",
+        read_threads,
+        "Run torch with N threads in ditto tests whose marker does not say [default: 1]",
+        "N",
+        "DITTO_THREADS",
+    ),
+    Setting(
+        "backend",
+        read_backend,
+        "Use this backend in place of the markers'; of several in a marker, run this one only",
+        "NAME",
+        "DITTO_BACKEND",
+    ),
+    Setting(
+        "require_backends",
+        read_switch,
+        "Fail tests whose backend is not installed or cannot run here, instead of skipping them",
+        variable="DITTO_REQUIRE_BACKENDS",
+        switch=True,
+    ),
+    Setting(
+        "observer",
+        read_switch,
+        "Do not build and run the engine without taps beside the tapped one",
+        switch=True,
+        on_value="false",
+        flag_name="no_observer",
+    ),
+    Setting(
+        "tolerance_factor",
+        read_factor,
+        "Allow F times the noise floor in place of the markers' factors; rules by selector stay",
+        "F",
+        "DITTO_TOLERANCE_FACTOR",
+    ),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every setting with pytest, as text: :func:`read_options` reads all sources alike."""
+    group = parser.getgroup(GROUP, "engines beside their reference")
+    for setting in SETTINGS:
+        how: dict[str, Any] = {"metavar": setting.metavar}
+        if setting.switch:
+            how = {"action": "store_const", "const": setting.on_value}
+        group.addoption(setting.flag, dest=setting.dest, default=None, help=setting.full_help, **how)
+        parser.addini(setting.ini, f"Same as {setting.flag}", default=None)
+
+
+def read_options(config: pytest.Config) -> Options:
+    """Read every setting: command line over environment over ini over default.
+
+    Raises :class:`pytest.UsageError`, in one line, for a value that cannot be.
+    """
+    return Options(**{s.name: read_setting(config, s) for s in SETTINGS if find(config, s) is not None})
+
+
+def read_setting(config: pytest.Config, setting: Setting) -> Any:
+    """Read one setting that was given somewhere."""
+    found = find(config, setting)
+    assert found is not None
+    text, where, base = found
+    try:
+        return setting.read(text.strip(), base)
+    except ValueError as error:
+        raise pytest.UsageError(f"{where} is {text!r}, expected {error}") from None
+
+
+def find(config: pytest.Config, setting: Setting) -> tuple[str, str, Path] | None:
+    """Return a setting's text, where it was given, and the folder that relative paths there start from."""
+    here = config.invocation_params.dir
+    given = getattr(config.option, setting.dest, None)
+    if given is not None:
+        return str(given), setting.flag, here
+    if os.environ.get(setting.variable):
+        return os.environ[setting.variable], f"environment variable {setting.variable}", here
+    written = config.getini(setting.ini)
+    if written not in (None, "", []):
+        return str(written), f"ini key {setting.ini}", config.inipath.parent if config.inipath else config.rootpath
+    return None

@@ -1,0 +1,208 @@
+"""What a ditto test adds to pytest's reports, and what the run says at its beginning and end.
+
+Numbers travel from xdist's workers inside the test reports: ``user_properties`` (they also end up in JUnit XML), and an
+attribute ``ditto_engine`` of plain lists, dictionaries and numbers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ditto_core.errors import CacheError, DittoError, TraceError, UsageError
+from pytest_ditto.bench import NOTES
+from pytest_ditto.fixtures import PAIR, UNAVAILABLE
+from pytest_ditto.options import ALL, OPTIONS
+
+if TYPE_CHECKING:
+    from ditto_core.compare.comparison import Comparison
+
+BAD_INPUT = (UsageError, CacheError, TraceError)
+"""Errors after which the run exits with code 4."""
+
+ATTRIBUTE = "ditto_engine"
+SHOWN = 10
+DISTRIBUTIONS = {
+    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx-cu13-bindings"),
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "trtllm": ("tensorrt_llm",),
+}
+"""Distributions that may hold a backend's library, where its name alone does not tell."""
+
+
+def header(config: pytest.Config) -> str:
+    """Return the line above the tests: backends, libraries and cache, without importing any of them."""
+    from ditto_core.backends.base import backend_names
+    from ditto_core.cache import default_root
+
+    found = {name: version(*DISTRIBUTIONS.get(name, (name,))) for name in (*backend_names(), "torch", "transformers")}
+    here = ", ".join(f"{name} {number}" for name, number in found.items() if number)
+    absent = [name for name, number in found.items() if not number]
+    gone = f" (not installed: {', '.join(absent)})" if absent else ""
+    return f"ditto-engine: {here}{gone}; cache: {config.stash[OPTIONS].cache_dir or default_root()}"
+
+
+def version(*distributions: str) -> str:
+    """Return the version of the first distribution that is installed, or an empty string."""
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def add_properties(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Give a test's numbers to JUnit before pytest makes its report."""
+    runs = comparisons(item, call)
+    if not runs:
+        return
+    worst = max(runs, key=lambda run: (not run, run.worst.verdict.margin if run.worst else 0.0))
+    numbers = numbers_of(worst)
+    properties = {k: v for k, v in numbers.items() if k not in ("ok", "dump")} | {"comparisons": len(runs)}
+    item.user_properties += [(f"ditto_{name}", value) for name, value in properties.items()]
+
+
+def comparisons(item: pytest.Item, call: pytest.CallInfo[None]) -> list[Comparison]:
+    """Return what a test has compared, once it is through: after its call, or where its setup went wrong."""
+    over = call.when == "call" or (call.when == "setup" and call.excinfo is not None)
+    return item.stash[PAIR].comparisons if over and PAIR in item.stash else []
+
+
+def numbers_of(run: Comparison) -> dict[str, Any]:
+    """Return a comparison's numbers, for reports and for the summary."""
+    worst, bad = run.worst, run.first_bad
+    return {
+        "engine": run.engine.label,
+        "reference": run.reference.label,
+        "steps": run.steps,
+        "sites": len(run.sites),
+        "worst_site": worst.site if worst else "",
+        "worst_step": worst.step if worst else 0,
+        "worst_margin": worst.verdict.margin if worst else 0.0,
+        "first_bad": f"{bad.site}, step {bad.step}" if bad else "",
+        "ok": bool(run),
+        "dump": run.dump,
+    }
+
+
+def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Put tables, numbers, notes and one-line errors into a test's report, and settle its dump."""
+    runs = comparisons(item, call)
+    facts: dict[str, Any] = {"runs": [numbers_of(run) for run in runs], "notes": take_notes(item.config)}
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, DittoError):
+        facts["bad_input"] = isinstance(error, BAD_INPUT)
+        shorten(item, call, report)
+    if report.skipped and UNAVAILABLE in item.stash and call.when == "setup":
+        facts["unavailable"] = item.stash[UNAVAILABLE]
+        path, line, _ = item.location
+        report.longrepr = (path, (line or 0) + 1, f"Skipped: {item.stash[UNAVAILABLE]}")
+    if runs and report.failed:
+        add_tables(report, runs)
+    settle_dumps(item, report, runs)
+    if any(facts.values()):
+        setattr(report, ATTRIBUTE, facts)
+
+
+def take_notes(config: pytest.Config) -> list[str]:
+    """Return the events that came up since the last report."""
+    pending = config.stash[NOTES]
+    taken = pending.copy()
+    pending.clear()
+    return taken
+
+
+def shorten(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Replace the traceback of an error of ours by its one line; ``--full-trace`` keeps it."""
+    if call.excinfo is not None and not item.config.getoption("fulltrace"):
+        shown = call.excinfo.getrepr(style="value", chain=False)
+        if shown.reprcrash is not None:
+            shown.reprcrash.message = str(call.excinfo.value)  # the class's path would fill the short summary
+        report.longrepr = shown
+
+
+def add_tables(report: pytest.TestReport, runs: list[Comparison]) -> None:
+    """Append a table for each comparison that failed."""
+    from ditto_core.report.text import table
+
+    report.sections += [("ditto-engine", table(run)) for run in runs if not run]
+
+
+def settle_dumps(item: pytest.Item, report: pytest.TestReport, runs: list[Comparison]) -> None:
+    """Complete the dump of a test by the comparison itself, or remove it when it is not to be kept."""
+    folder = item.stash[PAIR].options.dump if runs else None
+    if folder is None:
+        return
+    if report.failed or item.config.stash[OPTIONS].dump == ALL:
+        for run in runs:
+            run.save(Path(run.dump) / "comparison.json")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Tally:
+    """Collects what the reports say, in the process that shows the terminal, and speaks at the end."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[dict[str, Any], str, str]] = []
+        self.notes: list[str] = []
+        self.unavailable: Counter[str] = Counter()
+        self.bad_inputs = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take one report in."""
+        facts: dict[str, Any] = getattr(report, ATTRIBUTE, {})
+        self.runs += [(run, report.nodeid, report.outcome) for run in facts.get("runs", ())]
+        self.notes += facts.get("notes", ())
+        self.bad_inputs += bool(facts.get("bad_input"))
+        if "unavailable" in facts:
+            self.unavailable[facts["unavailable"]] += 1
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Exit with code 4, as for wrong usage, when a test met bad input that only showed as it ran."""
+        if self.bad_inputs and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show what was compared, worst first; one line when all is well."""
+        lines = [*self.lines()]
+        if len(lines) > 1:
+            terminalreporter.write_sep("=", "ditto-engine")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+    def lines(self) -> list[str]:
+        """Return the summary."""
+        failed = sorted((run for run in self.runs if not run[0]["ok"]), key=lambda run: -run[0]["worst_margin"])
+        lines = [line_of(*run) for run in failed[:SHOWN]]
+        if len(failed) > SHOWN:
+            lines.append(f"and {len(failed) - SHOWN} more that diverge")
+        lines += [f"note: {note}" for note in dict.fromkeys(self.notes)]
+        lines += [f"skipped {count}: {reason}" for reason, count in self.unavailable.most_common()]
+        if self.bad_inputs:
+            lines.append(f"bad input in {self.bad_inputs} test{'s' * (self.bad_inputs != 1)}: exit code 4")
+        return lines + self.total()
+
+    def total(self) -> list[str]:
+        """Return the line that is always there when anything was compared."""
+        if not self.runs:
+            return []
+        run, nodeid, _ = max(self.runs, key=lambda run: run[0]["worst_margin"])
+        sites = sum(run["sites"] for run, _, _ in self.runs)
+        count = len(self.runs)
+        worst = f"worst margin {run['worst_margin']:.3g} at {run['worst_site']}, step {run['worst_step']} ({nodeid})"
+        return [f"ditto-engine: {count} comparison{'s' * (count != 1)}, {sites} sites, {worst}"]
+
+
+def line_of(run: dict[str, Any], nodeid: str, outcome: str) -> str:
+    """Return one diverging comparison's line."""
+    first = f"first bad site {run['first_bad']}" if run["first_bad"] else "sites that could not be compared"
+    unasserted = " [the test passed: nothing asserted it]" if outcome == "passed" else ""
+    return f"{run['worst_margin']:.3g} x bound  {nodeid}  {run['engine']}: {first}{unasserted}"

@@ -25,7 +25,7 @@ BIN_SHIFT = 48
 """Bits of a float64 below its histogram bin: sign, 11 exponent and 4 mantissa bits remain, 16 bins an octave."""
 
 LOWEST_BIN, HIGHEST_BIN = (1023 - 150) * 16, (1023 + 130) * 16
-"""The histogram spans 2^-150 to 2^130, more than float32 has. Smaller errors count as 0, larger ones in the last bin."""
+"""The histogram spans 2^-150 to 2^130, more than float32 has; smaller errors count as 0, larger ones in the last."""
 
 BINS = 1 + HIGHEST_BIN - LOWEST_BIN
 EXPONENT_BITS = np.int64(0x7FF0000000000000)
@@ -245,11 +245,16 @@ class Accumulator:
         self.rel_sum += sum_
         self.rel_count += b.size - zeros
         self.max_rel = max(self.max_rel, largest)
-        # |d| / 2^floor(log2 |b|) is below 2 |d / b|: most blocks cannot hold a new maximum.
+        # |d| / 2^floor(log2 |b|) is below 2 |d / b|: few elements can hold a new maximum.
         if 2 * largest > self.max_steps:
-            np.bitwise_and(b.view(np.int64), EXPONENT_BITS, out=t.view(np.int64))
-            np.maximum(t, self.rules.place.tiny, out=t)
-            self.max_steps = max(self.max_steps, float(np.divide(d, t, out=t).max()))
+            at = np.flatnonzero(t > self.max_steps / 2)
+            self.max_steps = max(self.max_steps, float((d[at] / self._power(b[at])).max()))
+
+    def _power(self, b: Floats) -> Floats:
+        """Return 2^floor(log2 b), at least the smallest normal number of the coarser dtype."""
+        power = np.bitwise_and(b.view(np.int64), EXPONENT_BITS).view(np.float64)
+        raised: Floats = np.maximum(power, self.rules.place.tiny)
+        return raised
 
     def _outside(self, start: int, b: Floats, d: Floats, t: Floats) -> None:
         np.subtract(d, np.multiply(b, self.rules.rtol, out=t), out=t)

@@ -358,7 +358,7 @@ def quantiles(counts: npt.NDArray[np.int64], count: int, largest: float) -> list
     low, high = lower_edges(bins[at]), lower_edges(bins[at] + 1)
     inside = (ranks - upto[at] + numbers[at]) / numbers[at]
     found = np.where(bins[at] == 0, 0.0, low + (high - low) * inside)
-    return np.minimum(found, largest).tolist()
+    return [float(x) for x in np.minimum(found, largest)]
 
 
 def octaves(counts: npt.NDArray[np.int64]) -> tuple[tuple[float, int], ...]:

@@ -85,7 +85,7 @@ def spread(comparison: Comparison, bad: SiteResult) -> str:
     sites = len({r.site for r in comparison.failures})
     healed = len({r.site for r in comparison.healed})
     text = f"bad: {sites} of {len(comparison.sites)} sites in {comparison.steps} steps; healed downstream: {healed}"
-    return text + (f"; before it {max(before):.2g} x bound at most" if before else "; nothing before it")
+    return text + (f"; before it at most {max(before):.2g} x bound" if before else "; nothing before it")
 
 
 def final_result(comparison: Comparison, step: int) -> SiteResult | None:

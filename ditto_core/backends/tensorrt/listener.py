@@ -110,8 +110,9 @@ def _listener(library: Library, take: Any) -> Any:
         def __init__(self) -> None:
             base.__init__(self)
 
-        def process_debug_tensor(self, addr: Any, location: Any, type: Any, shape: Any, name: str, stream: int) -> bool:
-            take(capsule_address(addr), library.torch_dtype(type), tuple(shape), name, int(stream))
+        def process_debug_tensor(self, addr: Any, _location: Any, *tensor: Any) -> bool:
+            dtype, shape, name, stream = tensor
+            take(capsule_address(addr), library.torch_dtype(dtype), tuple(shape), name, int(stream))
             return True
 
     return Listener()

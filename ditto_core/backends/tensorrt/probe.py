@@ -70,7 +70,7 @@ def measure(dtype: str, tf32: bool, device: torch.device) -> dict[int, tuple[flo
     rows = torch.randn(ROWS, INNER, generator=generator).to(kind)
     messages = Messages(library)
     loaded = load_product(library, messages, weights, dtype, tf32)
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     found = {}
     for count in (ROWS, 1):
         exact = rows[:count].double() @ weights.double()

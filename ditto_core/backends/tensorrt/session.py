@@ -39,7 +39,7 @@ class TensorRTSession:
         check_library(library, self._manifest)
         self._spec, self._options = spec, Options.of(spec)
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._own_stream = torch.cuda.Stream(self._device)
+        self._own_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._messages = Messages(library)
         self._loaded = load_engine(library, self._messages, directory, self._options)
         outputs = [t.name for t in self._manifest.outputs]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import BuildReport, BuildRequest
+from ditto_core.backends.base import BuildReport, BuildRequest, EngineLayer, Inspection
 from ditto_core.backends.tensorrt.build import Order, build_engine
 from ditto_core.backends.tensorrt.gpu import describe_gpu
+from ditto_core.backends.tensorrt.layers import load_layers, modules_of
 from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
 from ditto_core.backends.tensorrt.options import Options
@@ -63,6 +64,15 @@ class TensorRTBackend:
             data = build_engine(**order.to_json())
         manifest = EngineManifest.from_json(data)
         return BuildReport(manifest.taps, manifest.refused, manifest.facts)
+
+    def inspect(self, directory: Path) -> Inspection:
+        """Describe a built engine from what stands beside it; no GPU is needed."""
+        manifest, (layers, graph) = EngineManifest.load(directory), load_layers(directory)
+        described = tuple(
+            EngineLayer(layer.name, layer.kind, layer.kernel, tuple(modules_of(layer, graph))) for layer in layers
+        )
+        facts = {"library": f"{manifest.library} {manifest.version}", **manifest.options, **manifest.facts}
+        return Inspection(manifest.inputs, manifest.outputs, described, manifest.profiles, facts)
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> TensorRTSession:
         """Load the engine on the current GPU. Raises :class:`BackendError` without one, :class:`RunError` otherwise."""

@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ditto_core.backends.base import EngineTensor
 from ditto_core.backends.tensorrt.gpu import describe_gpu, driver_library
-from ditto_core.backends.tensorrt.layers import Layer, layers_of_sites, named_tensors, parse_inspector, parse_log
+from ditto_core.backends.tensorrt.layers import (
+    Layer,
+    layers_of_sites,
+    named_tensors,
+    parse_inspector,
+    parse_log,
+    save_layers,
+)
 from ditto_core.backends.tensorrt.library import Library, Messages, load_library
-from ditto_core.backends.tensorrt.manifest import ENGINE_FILE, LAYERS_FILE, EngineManifest, TensorInfo
+from ditto_core.backends.tensorrt.manifest import ENGINE_FILE, EngineManifest
 from ditto_core.backends.tensorrt.network import Network
 from ditto_core.backends.tensorrt.options import Options, dimension_sizes, ranges
 from ditto_core.backends.tensorrt.state import TIMING, read_state, state_file, update_state
@@ -103,8 +111,7 @@ def build_engine(**data: Any) -> dict[str, Any]:
         },
     )
     manifest.save(order.directory)
-    record = {"layers": [layer.to_json() for layer in layers], "graph": network.graph.to_json()}
-    (order.directory / LAYERS_FILE).write_text(json.dumps(record))
+    save_layers(order.directory, layers, network.graph)
     if order.artifacts:
         write_artifacts(order.artifacts, network, manifest, layers, inspected)
     return manifest.to_json()
@@ -222,11 +229,11 @@ def read_layers(
     return parse_inspector(text), "engine inspector", json.loads(text)
 
 
-def describe(network: Network, tensor: Any) -> TensorInfo:
+def describe(network: Network, tensor: Any) -> EngineTensor:
     """Return name, dtype and shape of a network input or output; dynamic dimensions by name."""
     named = network.graph.shapes.get(tensor.name, ())
     shape = tuple(named) if len(named) == len(tensor.shape) else tuple(tensor.shape)
-    return TensorInfo(tensor.name, network.library.torch_dtype(tensor.dtype), shape)
+    return EngineTensor(tensor.name, network.library.torch_dtype(tensor.dtype), shape)
 
 
 def write_artifacts(

@@ -7,10 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
-from ditto_core.backends.tensorrt.graph import Graph
+from ditto_core.errors import RunError
+from ditto_core.onnx_nodes import Graph
 from ditto_core.sites import Tap
+
+LAYERS_FILE = "layers.json"
 
 _LINE = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), ")
 _TENSOR = re.compile(
@@ -125,9 +129,29 @@ def same_elements(engine: Sequence[int], onnx: Sequence[int | str]) -> bool:
     return fixed[0] == fixed[1] != () and all(leading)
 
 
+def modules_of(layer: Layer, graph: Graph) -> list[str]:
+    """Return the module paths whose ONNX nodes were fused into a layer."""
+    modules = dict.fromkeys(graph.nodes[name].module for name in layer.nodes if name in graph.nodes)
+    return [module for module in modules if module]
+
+
+def save_layers(directory: Path, layers: Sequence[Layer], graph: Graph) -> None:
+    """Write layers and ONNX nodes beside the engine."""
+    data = {"layers": [layer.to_json() for layer in layers], "graph": graph.to_json()}
+    (directory / LAYERS_FILE).write_text(json.dumps(data))
+
+
+def load_layers(directory: Path) -> tuple[list[Layer], Graph]:
+    """Inverse of :func:`save_layers`. Raises :class:`RunError` when it cannot be read."""
+    try:
+        data = json.loads((directory / LAYERS_FILE).read_text())
+        return [Layer.from_json(layer) for layer in data["layers"]], Graph.from_json(data["graph"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{directory / LAYERS_FILE} cannot be read: {error}") from error
+
+
 def _fused(layer: Layer, graph: Graph) -> dict[str, Any]:
-    modules = dict.fromkeys(graph.nodes[n].module for n in layer.nodes if n in graph.nodes)
-    return {"layer": layer.name, "kind": layer.kind, "kernel": layer.kernel, "modules": [m for m in modules if m]}
+    return {"layer": layer.name, "kind": layer.kind, "kernel": layer.kernel, "modules": modules_of(layer, graph)}
 
 
 def _section(line: str, name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,10 +12,8 @@ from typing import Any
 import torch
 
 from ditto_core.backends.tensorrt.gpu import driver_library
-from ditto_core.backends.tensorrt.graph import Graph
-from ditto_core.backends.tensorrt.layers import named_tensors, parse_inspector
+from ditto_core.backends.tensorrt.layers import load_layers, named_tensors, parse_inspector
 from ditto_core.backends.tensorrt.library import Library
-from ditto_core.backends.tensorrt.manifest import LAYERS_FILE
 from ditto_core.backends.tensorrt.runtime import Loaded
 from ditto_core.errors import RunError
 
@@ -26,7 +23,7 @@ class UnfusedTensors:
 
     def __init__(self, library: Library, loaded: Loaded, directory: Path, device: torch.device) -> None:
         self._device = device
-        self._graph = Graph.from_json(json.loads((directory / LAYERS_FILE).read_text())["graph"])
+        _, self._graph = load_layers(directory)
         text = loaded.engine.create_engine_inspector().get_engine_information(
             library.module.LayerInformationFormat.JSON
         )

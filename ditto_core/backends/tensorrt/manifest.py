@@ -8,27 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ditto_core.backends.base import EngineTensor
 from ditto_core.errors import RunError
 from ditto_core.sites import Tap
 from ditto_core.spec import ShapeProfile
 
 ENGINE_FILE = "engine.trt"
 MANIFEST_FILE = "tensorrt.json"
-LAYERS_FILE = "layers.json"
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """A tensor at the engine's border: torch's dtype name, and sizes or names of its dimensions."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TensorInfo:
-        """Read what ``__dict__`` wrote."""
-        return cls(data["name"], data["dtype"], tuple(data["shape"]))
 
 
 @dataclass(frozen=True)
@@ -43,8 +29,8 @@ class EngineManifest:
     version: str
     dtype: str
     decoder: bool
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
+    inputs: tuple[EngineTensor, ...]
+    outputs: tuple[EngineTensor, ...]
     profiles: tuple[Mapping[str, tuple[int, int, int]], ...]
     taps: tuple[Tap, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +50,7 @@ class EngineManifest:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EngineManifest:
         """Inverse of :meth:`to_json`."""
-        tensors = {side: tuple(map(TensorInfo.from_json, data[side])) for side in ("inputs", "outputs")}
+        tensors = {side: tuple(map(_tensor, data[side])) for side in ("inputs", "outputs")}
         taps = tuple(Tap.from_json(tap) for tap in data["taps"])
         return cls(**{**data, **tensors, "taps": taps, "profiles": tuple(data["profiles"])})
 
@@ -79,3 +65,7 @@ class EngineManifest:
             return cls.from_json(json.loads((directory / MANIFEST_FILE).read_text()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{directory} holds no TensorRT engine ({MANIFEST_FILE}: {error})") from error
+
+
+def _tensor(data: Mapping[str, Any]) -> EngineTensor:
+    return EngineTensor(data["name"], data["dtype"], tuple(data["shape"]))

@@ -10,9 +10,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from ditto_core.backends.tensorrt.graph import Graph, Node
 from ditto_core.backends.tensorrt.library import Library, Messages, clean
 from ditto_core.errors import BuildError
+from ditto_core.onnx_nodes import Graph, Node
 from ditto_core.sites import Tap
 
 

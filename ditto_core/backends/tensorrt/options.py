@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -20,10 +22,10 @@ class Options:
 
     ``taps``: ``outputs`` marks each tap as an output (it breaks fusions); ``unfused`` lets TensorRT hand over what it
     did not fuse (it changes nothing); ``none``. ``tf32`` allows TF32 in float32 engines. ``profiles``: ``one``,
-    ``split`` (one for single tokens, one for everything), or a list of profiles. ``portable``: run on later GPUs too
-    (TensorRT-RTX engines always do). ``workspace``: limit on scratch memory (``4GB``). ``optimization_level``: 0 to 5.
-    ``probe``: measure the matrix kernels when an engine is opened. ``isolate``: build in a child process, for at most
-    ``timeout`` seconds.
+    ``split`` (one for single tokens, one for everything), or a list of profiles (as JSON where options are text).
+    ``portable``: run on later GPUs too (TensorRT-RTX engines always do). ``workspace``: limit on scratch memory
+    (``4GB``). ``optimization_level``: 0 to 5. ``probe``: measure the matrix kernels when an engine is opened.
+    ``isolate``: build in a child process, for at most ``timeout`` seconds.
     """
 
     taps: str = "outputs"
@@ -42,6 +44,10 @@ class Options:
         _one_of("taps", self.taps, TAP_MODES)
         if isinstance(self.profiles, str):
             _one_of("profiles", self.profiles, PROFILE_SETS)
+        elif not self.profiles or not all(isinstance(each, Mapping) for each in self.profiles):
+            raise UsageError(
+                f"TensorRT option profiles is {self.profiles!r}, expected one, split or a list of profiles"
+            )
         for name in ("tf32", "portable", "timing_cache", "cuda_graphs", "probe", "isolate"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"TensorRT option {name} is {getattr(self, name)!r}, expected true or false")
@@ -57,7 +63,7 @@ class Options:
         for name, _ in spec.options:
             if name not in known:
                 raise UsageError(f"tensorrt has no option {name!r}{nearest(name, known)} (known: {', '.join(known)})")
-        return cls(**dict(spec.options))
+        return cls(**{name: _plain(value) for name, value in spec.options})
 
     def shape_profiles(self, profile: ShapeProfile) -> list[ShapeProfile]:
         """Return the profiles to build, the narrowest first; the first that fits a step serves it."""
@@ -82,6 +88,14 @@ def dimension_sizes(profile: ShapeProfile) -> Mapping[str, tuple[int, int, int]]
     sizes = ranges(profile)
     low, opt, high = (p + n for p, n in zip(sizes["past"], sizes["length"], strict=True))
     return {**sizes, "total": (low, opt, high)}
+
+
+def _plain(value: Any) -> Any:
+    """Read what a command line gives as text: ``true``, ``false``, a number, a list of profiles in JSON."""
+    if isinstance(value, str) and (value in ("true", "false") or value[:1] in "[0123456789"):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ from ditto_core.onnx_graph import read_graph
 from ditto_core.sites import source_line
 
 METADATA = "pkg.torch.onnx."
+DTYPES = {"float": "float32", "double": "float64"}
 WRAPPER = "module."
 
 
@@ -45,6 +46,7 @@ class Graph:
     inputs: Mapping[str, tuple[int | str, ...]]
     outputs: tuple[str, ...]
     shapes: Mapping[str, tuple[int | str, ...]]
+    dtypes: Mapping[str, str]
 
     @classmethod
     def read(cls, path: Path) -> Graph:
@@ -59,6 +61,7 @@ class Graph:
             {value.name: _shape(value) for value in graph.input if value.name not in constants},
             tuple(value.name for value in graph.output),
             {value.name: _shape(value) for value in values},
+            {value.name: _dtype(value) for value in values},
         )
 
     @cached_property
@@ -88,7 +91,8 @@ class Graph:
         lists = ("inputs", "outputs")
         nodes = [Node(**{**node, **{name: tuple(node[name]) for name in lists}}) for node in data["nodes"]]
         shapes = {name: {k: tuple(v) for k, v in data[name].items()} for name in ("inputs", "shapes")}
-        return cls({node.name: node for node in nodes}, outputs=tuple(data["outputs"]), **shapes)
+        nodes_by_name = {node.name: node for node in nodes}
+        return cls(nodes_by_name, outputs=tuple(data["outputs"]), dtypes=data["dtypes"], **shapes)
 
 
 def _node(node: Any, index: int) -> Node:
@@ -116,3 +120,10 @@ def _strings(text: str | None) -> list[str]:
 
 def _shape(value: Any) -> tuple[int | str, ...]:
     return tuple(d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim)
+
+
+def _dtype(value: Any) -> str:
+    import onnx
+
+    name = str(onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)).lower()
+    return DTYPES.get(name, name)

@@ -51,6 +51,4 @@ def two_layers(path: Path, *, batch: int | str = "batch") -> Path:
     constants |= {"zero": np.array([0], np.int64), "minus": np.array([-1], np.int64)}
     kind = TensorProto.FLOAT
     known = [("hidden", kind, [batch, 16]), ("act", kind, [batch, 16]), ("product", kind, [batch, 4])]
-    return save(
-        path, [nodes[i] for i in order], [("x", kind, [batch, 8])], [("y", kind, [batch, 4])], constants, known
-    )
+    return save(path, [nodes[i] for i in order], [("x", kind, [batch, 8])], [("y", kind, [batch, 4])], constants, known)

@@ -76,6 +76,6 @@ class TensorRTBackend:
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> TensorRTSession:
         """Load the engine on the current GPU. Raises :class:`BackendError` without one, :class:`RunError` otherwise."""
-        from ditto_core.backends.tensorrt.session import TensorRTSession
+        from ditto_core.backends.tensorrt.session import open_session
 
-        return TensorRTSession(spec, directory, taps)
+        return open_session(spec, directory, taps)

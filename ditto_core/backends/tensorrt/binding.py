@@ -34,7 +34,7 @@ class Binder:
         alternating: Collection[str] = (),
         fresh: Collection[str] = (),
     ) -> None:
-        self._messages, self._device = messages, device
+        self._messages, self.device = messages, device
         self._alternating, self._fresh = frozenset(alternating), frozenset(fresh)
         self._engine, self._context = loaded.engine, loaded.context
         mode = library.module.TensorIOMode
@@ -82,8 +82,8 @@ class Binder:
 
     def _fitting(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         expected = self._dtypes[name]
-        if tensor.device != self._device:
-            raise UsageError(f"input {name!r} is on {tensor.device}, expected {self._device}")
+        if tensor.device != self.device:
+            raise UsageError(f"input {name!r} is on {tensor.device}, expected {self.device}")
         if tensor.dtype == torch.int64 and expected == torch.int32:
             if tensor.numel() and int(tensor.abs().max()) > INT32_MAX:
                 raise UsageError(f"input {name!r} holds {int(tensor.abs().max())}, beyond the engine's int32")
@@ -97,12 +97,12 @@ class Binder:
         if any(size < 0 for size in shape):
             raise RunError(f"output {name!r} has shape {list(shape)}, which depends on data; that is not supported")
         if name in self._fresh:
-            return torch.empty(shape, dtype=self._dtypes[name], device=self._device)
+            return torch.empty(shape, dtype=self._dtypes[name], device=self.device)
         key, count = (name, turn % 2 if name in self._alternating else 0), math.prod(shape)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < count:
             size = count if buffer is None else max(count, 2 * buffer.numel())
-            buffer = self._buffers[key] = torch.empty(size, dtype=self._dtypes[name], device=self._device)
+            buffer = self._buffers[key] = torch.empty(size, dtype=self._dtypes[name], device=self.device)
         return buffer[:count].view(shape)
 
     def _set_address(self, name: str, tensor: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ class Network:
     def parse(cls, library: Library, messages: Messages, onnx_path: Path) -> Network:
         """Parse an ONNX file. Raises :class:`BuildError` that names the node, its module and its source line."""
         trt = library.module
-        graph = Graph.read(onnx_path)
+        graph = read(onnx_path)
         builder = trt.Builder(messages.logger)
         typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # TensorRT 11 knows no other kind
         definition = builder.create_network(0 if typed is None else 1 << int(typed))
@@ -121,6 +121,18 @@ class Network:
     def _type(self, tensor: Any) -> str:
         shape = ", ".join(str(size) for size in tensor.shape)
         return f"{self.library.torch_dtype(tensor.dtype)} [{shape}]"
+
+
+def read(onnx_path: Path) -> Graph:
+    """Read the nodes of an ONNX file. Raises :class:`BuildError` when it is none."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return Graph.read(onnx_path)
+    except DecodeError as error:
+        raise BuildError(f"{onnx_path} is no ONNX file ({error})") from error
+    except OSError as error:
+        raise BuildError(f"{onnx_path} cannot be read: {error.strerror}") from error
 
 
 def inputs(layer: Any) -> list[Any]:

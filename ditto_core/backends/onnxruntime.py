@@ -78,7 +78,9 @@ class OnnxRuntimeBackend:
 
         graph = Graph.read(directory / ENGINE_FILE)
         tensors = {name: EngineTensor(name, graph.dtypes[name], shape) for name, shape in graph.shapes.items()}
-        layers = (EngineLayer(n.name, n.operator, modules=(n.module,) if n.module else ()) for n in graph.nodes.values())
+        layers = (
+            EngineLayer(n.name, n.operator, modules=(n.module,) if n.module else ()) for n in graph.nodes.values()
+        )
         inputs, outputs = (tuple(tensors[name] for name in names) for names in (graph.inputs, graph.outputs))
         return Inspection(inputs, outputs, tuple(layers))
 

@@ -62,6 +62,8 @@ def open_etdump(path: Path, etrecord: Path | str | None = None, debug_buffer: Pa
         raise BackendError("reading an ETDump needs ExecuTorch: pip install 'pytest-ditto-engine[executorch]'")
     record = Path(etrecord) if etrecord else beside(found[0], is_etrecord)
     buffer = Path(debug_buffer) if debug_buffer else beside(found[0], lambda p: "debug" in p.name)
+    if record and not is_etrecord(record):
+        raise TraceError(f"{record} is not an ETRecord, or a damaged one")
     if buffer is None:
         raise TraceError(f"{found[0]} has no debug buffer beside it: name the file with debug_buffer=")
     notes = () if record else (f"{path} has no ETRecord beside it: tensors are named by operator, not by module",)

@@ -1,4 +1,4 @@
-"""Plain files: what torch and numpy wrote is read; a damaged file, or one with code in it, is one error, and not run."""
+"""Plain files: what torch and numpy wrote is read; a damaged file, or one with code in it, is one error."""
 
 import os
 import pickle

@@ -6,18 +6,24 @@ A tensor that is the output of a module is named by the module's path, every oth
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from ditto_core.errors import TraceError
+
 
 def convert(etdump: str, etrecord: str, buffer: str, output: str) -> list[str]:
     """Read, name and write every tensor that the Inspector shows; return their names in the order of execution."""
     from executorch.devtools import Inspector
 
-    inspector = Inspector(etdump_path=etdump, etrecord=etrecord or None, debug_buffer_path=buffer)
+    try:
+        inspector = Inspector(etdump_path=etdump, etrecord=etrecord or None, debug_buffer_path=buffer)
+    except subprocess.CalledProcessError as error:  # its text is a long command line
+        raise TraceError(f"its parser flatc ended with code {error.returncode}") from error
     events = [e for block in inspector.event_blocks for e in block.events if e.debug_data]
     program = inspector._etrecord.edge_dialect_program if etrecord else None
     if isinstance(program, dict):

@@ -23,8 +23,25 @@ TapSink = Callable[[str, "torch.Tensor"], None]
 
 
 @dataclass(frozen=True)
+class KernelProperty:
+    """A property of an engine's kernels that makes them coarser than their dtype says, as a probe measured it.
+
+    ``name``: ``TF32``, ``float16 accumulation``. ``ratio``: the probe's error over that of an ideal kernel of the
+    dtype. ``phase``: ``prefill`` when only products of several rows have it, else ``both``. ``evidence``: the figures.
+    """
+
+    name: str
+    ratio: float
+    evidence: str
+    phase: str = "both"
+
+
+@dataclass(frozen=True)
 class SessionInfo:
-    """What a session is, for reports: ``label`` reads ``onnxruntime float32``; ``facts`` holds versions, GPU, TF32 …"""
+    """What a session is, for reports: ``label`` reads ``onnxruntime float32``; ``facts`` holds versions, GPU, TF32 …
+
+    ``kernels`` are measured properties that explain errors above the noise floor.
+    """
 
     label: str
     backend: str
@@ -32,6 +49,7 @@ class SessionInfo:
     device: str = "cpu"
     model: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+    kernels: tuple[KernelProperty, ...] = ()
 
 
 class Session(Protocol):

@@ -17,7 +17,7 @@ from ditto_core.models import tiny_decoder
 from ditto_core.spec import EngineSpec
 from ditto_core.workspace import Workspace
 
-TINY = '''
+TINY = """
 import torch
 from ditto_core.models import tiny_decoder
 
@@ -28,26 +28,26 @@ def tiny_mlp():
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     return layers, {"input": torch.randn(3, 8)}
-'''
+"""
 """The inner projects' models."""
 
-AGREES = '''
+AGREES = """
 import pytest
 from tiny import tiny_llama
 
 @pytest.mark.ditto_engine(model=tiny_llama)
 def test_agrees(ditto):
     ditto.generate([3, 1, 4, 1, 5], max_new_tokens=3).assert_close()
-'''
+"""
 
-DIVERGES = '''
+DIVERGES = """
 import pytest
 from tiny import tiny_llama
 
 @pytest.mark.ditto_engine(model=tiny_llama, tolerance=1e-4)
 def test_diverges(ditto):
     ditto.generate([3, 1, 4, 1, 5], max_new_tokens=3).assert_close()
-'''
+"""
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.faults import scale_weight
 
-FAULTY_BUILD = '''
+FAULTY_BUILD = """
 import pytest
 from ditto_core.backends.onnxruntime import ENGINE_FILE, OnnxRuntimeBackend
 from tests.faults import scale_weight
@@ -25,7 +25,7 @@ def faulty_engine(monkeypatch):
         return report
 
     monkeypatch.setattr(OnnxRuntimeBackend, "build", build_faulty)
-'''
+"""
 
 
 def test_scaled_down_proj_is_the_first_bad_site(own_project):

@@ -95,7 +95,9 @@ def test_lists_go_with_parametrize_and_strict_mode(project):
 def test_x(ditto, steps): pass
 """,
     )
-    assert sorted(found) == [f"test_x[{a}]" for a in sorted(f"onnxruntime-{d}-{s}" for d in ("float16", "float32") for s in (1, 2))]
+    assert sorted(found) == [
+        f"test_x[{a}]" for a in sorted(f"onnxruntime-{d}-{s}" for d in ("float16", "float32") for s in (1, 2))
+    ]
 
 
 def test_a_single_value_does_not_parametrize(project):
@@ -110,7 +112,10 @@ def test_a_single_value_does_not_parametrize(project):
         ("'a', 'b'", "takes one positional argument, the model, but got 2"),
         ("'a', model='b'", "got its model twice"),
         ("dtype='float16'", "names no model, expected a Hub id, a path or model=callable"),
-        ("model=tiny_llama, dtype='float61'", "unknown dtype 'float61', expected one of float32, *did you mean 'float*'?"),
+        (
+            "model=tiny_llama, dtype='float61'",
+            "unknown dtype 'float61', expected one of float32, *did you mean 'float*'?",
+        ),
         ("model=tiny_llama, dtype=['float32', 'int4']", "unknown dtype 'int4', expected one of *"),
         ("model=tiny_llama, dtype=[]", "has an empty list for dtype, expected at least one"),
         ("model=tiny_llama, backend='onnxruntim'", "unknown backend 'onnxruntim', *did you mean 'onnxruntime'?"),

@@ -29,8 +29,19 @@ def test_defaults(pytester):
 def test_command_line(pytester):
     options = read(
         pytester,
-        *("--ditto-dump-dir=d", "--ditto-dump=all", "--ditto-cache-dir=c", "--ditto-artifacts-dir=a", "--ditto-threads=2"),
-        *("--ditto-backend=onnxruntime", "--ditto-require-backends", "--ditto-no-observer", "--ditto-tolerance-factor=2.5"),
+        *(
+            "--ditto-dump-dir=d",
+            "--ditto-dump=all",
+            "--ditto-cache-dir=c",
+            "--ditto-artifacts-dir=a",
+            "--ditto-threads=2",
+        ),
+        *(
+            "--ditto-backend=onnxruntime",
+            "--ditto-require-backends",
+            "--ditto-no-observer",
+            "--ditto-tolerance-factor=2.5",
+        ),
     )
     root = pytester.path
     assert options == Options(root / "d", "all", root / "c", root / "a", 2, "onnxruntime", True, False, 2.5)
@@ -69,7 +80,9 @@ def test_relative_folders_start_where_they_are_written(pytester, monkeypatch):
     pytester.makeini("[pytest]\nditto_engine_cache_dir = c\nditto_engine_dump_dir = d\n")
     below = pytester.mkdir("below")
     monkeypatch.chdir(below)
-    options = read(pytester, f"--rootdir={pytester.path}", "-c", str(pytester.path / "tox.ini"), "--ditto-dump-dir", "d")
+    options = read(
+        pytester, f"--rootdir={pytester.path}", "-c", str(pytester.path / "tox.ini"), "--ditto-dump-dir", "d"
+    )
     assert (options.cache_dir, options.dump_dir) == (pytester.path / "c", below / "d")
 
 
@@ -77,13 +90,25 @@ def test_relative_folders_start_where_they_are_written(pytester, monkeypatch):
     ("argument", "message"),
     [
         ("--ditto-dump=al", "--ditto-dump is 'al', expected failed or all; did you mean 'all'?"),
-        ("--ditto-threads=-1", "--ditto-threads is '-1', expected a whole number of torch threads, 0 to leave torch's own"),
+        (
+            "--ditto-threads=-1",
+            "--ditto-threads is '-1', expected a whole number of torch threads, 0 to leave torch's own",
+        ),
         ("--ditto-threads=two", "--ditto-threads is 'two', expected a whole number of torch threads*"),
-        ("--ditto-backend=onnx", "--ditto-backend is 'onnx', expected one of *onnxruntime*; did you mean 'onnxruntime'?"),
-        ("--ditto-tolerance-factor=0", "--ditto-tolerance-factor is '0', expected a multiple of the noise floor above 0*"),
+        (
+            "--ditto-backend=onnx",
+            "--ditto-backend is 'onnx', expected one of *onnxruntime*; did you mean 'onnxruntime'?",
+        ),
+        (
+            "--ditto-tolerance-factor=0",
+            "--ditto-tolerance-factor is '0', expected a multiple of the noise floor above 0*",
+        ),
         ("--ditto-tolerance-factor=nan", "--ditto-tolerance-factor is 'nan', expected a multiple of the noise floor*"),
         ("--ditto-tolerance-factor=x", "--ditto-tolerance-factor is 'x', expected a multiple of the noise floor*"),
-        ("--ditto-dump-dir=file", "--ditto-dump-dir is 'file', expected a folder that can be written to: */file is a file"),
+        (
+            "--ditto-dump-dir=file",
+            "--ditto-dump-dir is 'file', expected a folder that can be written to: */file is a file",
+        ),
         ("--ditto-cache-dir=file/x", "--ditto-cache-dir is 'file/x', expected a folder that*: */file is a file"),
     ],
 )
@@ -118,4 +143,6 @@ def test_unwritable_folder_is_named(pytester, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != pytester.path)
     result = pytester.runpytest_inprocess("--ditto-dump-dir=new")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --ditto-dump-dir is 'new', expected a folder that can be written to: * let you"])
+    result.stderr.fnmatch_lines(
+        ["ERROR: --ditto-dump-dir is 'new', expected a folder that can be written to: * let you"]
+    )

@@ -20,6 +20,12 @@ def command(
     tolerance: Annotated[
         list[str] | None, typer.Option(help="SELECTOR=BOUND on rel-L2, or METRIC:SELECTOR=BOUND; repeatable.")
     ] = None,
+    tolerances: Annotated[
+        Path | None, typer.Option(help="TOML file of rules [default: tool.ditto_core.tolerances of pyproject.toml].")
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Write twice the measured errors as rules to this file, for review.")
+    ] = None,
     rtol: Annotated[float | None, typer.Option(help="Element-wise relative tolerance of the mismatch count.")] = None,
     atol: Annotated[float | None, typer.Option(help="Element-wise absolute tolerance of the mismatch count.")] = None,
     equal_nan: Annotated[bool, typer.Option("--equal-nan", help="A NaN equals a NaN.")] = False,
@@ -32,14 +38,19 @@ def command(
     """Compare two dumps, step by step and name by name."""
     from ditto_core.compare.dumps import compare_dumps
     from ditto_core.compare.offline import compare_offline
+    from ditto_core.compare.rules import calibrate as write_rules
+    from ditto_core.compare.rules import load_tolerance, project_tolerance
     from ditto_core.compare.tolerance import Tolerance
     from ditto_core.report.text import ROWS, failure_message, table
 
-    rules = tuple(parse_rule(text) for text in tolerance or [])
+    filed = load_tolerance(tolerances) if tolerances else project_tolerance(Path.cwd())
+    rules = Tolerance(rules=tuple(parse_rule(text) for text in tolerance or [])).over(filed)
     pairs = compare_dumps(actual, expected, name_map=name_map)
-    found = compare_offline(pairs, tolerance=Tolerance(rules=rules), rtol=rtol, atol=atol, equal_nan=equal_nan)
+    found = compare_offline(pairs, tolerance=rules, rtol=rtol, atol=atol, equal_nan=equal_nan)
     if json_file is not None:
         found.save(json_file)
+    if calibrate is not None:
+        typer.echo(f"{write_rules([found], calibrate)} rules in {calibrate}: review and commit it", err=True)
     typer.echo(table(found, len(found) if verbose else ROWS))
     if not found:
         typer.echo(failure_message(found), err=True)

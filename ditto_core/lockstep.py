@@ -172,7 +172,6 @@ class Comparer:
         self._found = found
         self._mask = inputs.get("attention_mask")
         self._length = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
-        self._dtype = sides.engine.info.dtype
         self._engine: dict[str, torch.Tensor] = {}
         self._noisy: dict[str, torch.Tensor] = {}
         self.noisy_outputs: Mapping[str, torch.Tensor] = {}
@@ -206,7 +205,8 @@ class Comparer:
                 self._compare(order, Tap(name, name, axes=axes), actual, theirs[name], self.noisy_outputs.get(name))
         if "logits" in ours and "logits" in theirs:
             last = (ours["logits"][:, -1], theirs["logits"][:, -1])
-            self._found.logits.append(measure_logits(*last, dtype=self._dtype))
+            dtype = str(ours["logits"].dtype).removeprefix("torch.")
+            self._found.logits.append(measure_logits(*last, dtype=dtype))
         for site in self._engine:
             self._found.missing.setdefault(site, "the reference did not compute it")
 

@@ -29,6 +29,15 @@ def is_etdump(path: Path) -> bool:
     return starts_with(path, _MAGIC, offset=8) or starts_with(path, _MAGIC, offset=4)
 
 
+def check_size(path: Path) -> None:
+    """Raise :class:`TraceError` when an ETDump is shorter than the size that it begins with."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    size, found = int.from_bytes(head[:4], "little") + 4, path.stat().st_size
+    if head[4:8] != _MAGIC and found < size:
+        raise TraceError(f"{path} is truncated: it has {found} bytes, expected {size}")
+
+
 def is_etrecord(path: Path) -> bool:
     """Tell by the archive's members whether a file is an ETRecord."""
     if not path.is_file() or not zipfile.is_zipfile(path):
@@ -48,12 +57,13 @@ def open_etdump(path: Path, etrecord: Path | str | None = None, debug_buffer: Pa
     """Open an ETDump, or the folder that holds one, as a dump of one step.
 
     Without ``etrecord`` and ``debug_buffer`` the files beside it are looked at: an archive that is an ETRecord, and
-    the one file that is neither, with ``debug`` in its name. Raises :class:`TraceError` when there is more than one
-    ETDump or no debug buffer, or when the Inspector fails; :class:`BackendError` when ExecuTorch is not installed.
+    the one file with ``debug`` in its name. Raises :class:`TraceError` when there is more than one ETDump, no debug
+    buffer, a damaged file, or when the Inspector fails; :class:`BackendError` when ExecuTorch is not installed.
     """
     found = etdumps(path)
     if len(found) > 1:
         raise TraceError(f"{path} holds {len(found)} ETDumps ({', '.join(p.name for p in found)}), name one of them")
+    check_size(found[0])
     if importlib.util.find_spec("executorch") is None:
         raise BackendError("reading an ETDump needs ExecuTorch: pip install 'pytest-ditto-engine[executorch]'")
     record = Path(etrecord) if etrecord else beside(found[0], is_etrecord)

@@ -307,6 +307,7 @@ def edit(data, **changes):
         (lambda d: json.dumps(edit(d, steps=d["steps"][1:])), r"steps are numbered \[1\]"),
         (lambda d: json.dumps(edit(d, steps=[edit(d["steps"][0], file="../x")])), "not in the trace's directory"),
         (lambda d: json.dumps(edit(d, taps=[{"name": "x"}])), "damaged"),
+        (lambda d: json.dumps(edit(d, steps=[edit(d["steps"][0], tokens=[1, 2]), d["steps"][1]])), "numbers of rows"),
     ],
 )
 def test_a_damaged_manifest_is_named(tmp_path, change, message):

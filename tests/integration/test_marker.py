@@ -183,3 +183,17 @@ def test_wrong_marker_of_a_deselected_test_is_no_error(project):
         """
     )
     assert project.runpytest_inprocess("-k", "two").ret == pytest.ExitCode.OK
+
+
+def test_tolerances_of_the_project_stand_behind_the_markers(project):
+    project.makepyprojecttoml('[tool.ditto_core.tolerances]\nfactor = 6\n"model.*" = 0.5\n')
+    found = collected(
+        project,
+        """
+@pytest.mark.ditto_engine(model=tiny_llama, tolerance={"model.norm": 0.25})
+def test_x(ditto): pass
+""",
+    )
+    tolerance = found["test_x"].options.tolerance
+    assert tolerance.factor == 6
+    assert [(rule.selector, rule.bound) for rule in tolerance.rules] == [("model.*", 0.5), ("model.norm", 0.25)]

@@ -16,19 +16,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ditto_core.compare._blocks import Split
+from ditto_core.compare._arithmetic import (
+    Floats,
+    added,
+    comparable,
+    dot,
+    earliest,
+    exact_difference,
+    out_of_range,
+    row_squares,
+    total,
+)
+from ditto_core.compare._blocks import Plan, Split
 from ditto_core.compare.ulp import Spacing
-
-Floats = npt.NDArray[np.float64]
 
 EXPONENT_BITS = np.int64(0x7FF0000000000000)
 RESCALE = 600
 """Squares of float64 numbers above 2^500 or below 2^-500 are summed scaled by 2^-600 or 2^600."""
-
-SHORT = 8192
-"""Elements that numpy's BLAS takes in one thread; OpenBLAS starts threads above 10000, torch where it was told to."""
-
-EXACT_INTEGERS = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,6 @@ class Rules:
     equal_nan: bool
     place: Spacing
     wide: bool
-    row: int
-    splits: tuple[Split, ...]
 
 
 @dataclass(slots=True)
@@ -59,17 +61,17 @@ class Squares:
         """Return zeros, with one pair of arrays for each axis."""
         return cls(by_axis=[(np.zeros(split.size), np.zeros(split.size)) for split in splits])
 
-    def add(self, rules: Rules, start: int, sums: tuple[float, ...], d: Floats, b: Floats) -> None:
+    def add(self, layout: Plan, start: int, sums: tuple[float, ...], d: Floats, b: Floats) -> None:
         """Add a box's sums; with split axes, the squares of each element row go to their index on each axis."""
         self.difference += sums[0]
         self.actual += sums[1]
         self.expected += sums[2]
         self.product += sums[3]
-        if not rules.splits:
+        if not layout.splits:
             return
-        errors, sizes = row_squares(d, rules.row), row_squares(b, rules.row)
-        rows = np.arange(start // rules.row, start // rules.row + errors.size)
-        for split, (error, size) in zip(rules.splits, self.by_axis, strict=True):
+        errors, sizes = row_squares(d, layout.row), row_squares(b, layout.row)
+        rows = np.arange(start // layout.row, start // layout.row + errors.size)
+        for split, (error, size) in zip(layout.splits, self.by_axis, strict=True):
             index = rows // split.stride % split.size
             np.add.at(error, index, errors)
             np.add.at(size, index, sizes)
@@ -110,6 +112,7 @@ class Accumulator:
     """What one worker has seen so far. Positions are flat, in row-major order; -1 stands for none."""
 
     rules: Rules
+    layout: Plan
     buffers: Buffers
     squares: dict[int, Squares] = field(default_factory=dict)
     bins: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
@@ -137,9 +140,10 @@ class Accumulator:
     inf_mismatch: int = 0
     unequal_nonfinite: int = 0
     first_nonfinite: int = -1
+    fine: bool = True
 
     def __post_init__(self) -> None:
-        self.squares[0] = Squares.empty(self.rules.splits)
+        self.squares[0] = Squares.empty(self.layout.splits)
 
     def add(self, start: int, actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None) -> None:
         """Measure one box; ``start`` is the flat position of its first element."""
@@ -166,7 +170,7 @@ class Accumulator:
         if not scaled:
             error = dot(d, d)
             product = (sum(sizes) - error) / 2 if product is None else product
-            self.squares[0].add(self.rules, start, (error, *sizes, product), d, b)
+            self.squares[0].add(self.layout, start, (error, *sizes, product), d, b)
         self._magnitudes(start, b, d, t)
         # |a| <= |b| + |d|: most blocks cannot hold a new maximum, and a is converted again for the few that can.
         if not (dropped or self.rules.wide) and self.top_of_block > self.max_actual:
@@ -175,7 +179,7 @@ class Accumulator:
 
     def _drop(self, a: Floats, b: Floats, valid: torch.Tensor) -> int:
         """Zero what is not valid, so that it adds to no sum, and return how many elements count."""
-        ignored = ~valid.numpy().reshape(-1)
+        ignored = ~valid.cpu().numpy().reshape(-1)
         a[ignored] = 0
         b[ignored] = 0
         return ignored.size - int(np.count_nonzero(ignored))
@@ -216,8 +220,8 @@ class Accumulator:
         for power, chosen in ((-RESCALE, huge), (0, ~(huge | small)), (RESCALE, small)):
             x, y = (np.where(chosen, np.ldexp(side, power), 0.0) for side in (a, b))
             z = x - y
-            sums = self.squares.setdefault(power, Squares.empty(self.rules.splits))
-            sums.add(self.rules, start, (dot(z, z), dot(x, x), dot(y, y), dot(x, y)), z, y)
+            sums = self.squares.setdefault(power, Squares.empty(self.layout.splits))
+            sums.add(self.layout, start, (dot(z, z), dot(x, x), dot(y, y), dot(x, y)), z, y)
 
     def _magnitudes(self, start: int, b: Floats, d: Floats, t: Floats) -> None:
         np.abs(d, out=d)
@@ -286,8 +290,9 @@ class Accumulator:
     def merge(self, other: Accumulator) -> None:
         """Add what another worker saw behind this one's part."""
         for power, sums in other.squares.items():
-            self.squares.setdefault(power, Squares.empty(self.rules.splits)).merge(sums)
+            self.squares.setdefault(power, Squares.empty(self.layout.splits)).merge(sums)
         self.bins = added(self.bins, other.bins)
+        self.fine = self.fine and other.fine
         for name in SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in LARGEST:
@@ -322,66 +327,3 @@ SUMMED = (
 )
 LARGEST = ("max_rel", "max_steps", "max_actual", "max_expected")
 FIRST = ("first_mismatch", "first_nonfinite")
-
-
-def comparable(first: float, second: float) -> bool:
-    """Tell whether <a,b> = (|a|^2 + |b|^2 - |a-b|^2) / 2 keeps its digits: the sizes are of one kind."""
-    return 1e-4 < first / second < 1e4 if first and second else False
-
-
-def added(bins: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Add two histograms of different lengths into the longer one."""
-    long, short = (bins, counts) if bins.size >= counts.size else (counts, bins)
-    long[: short.size] += short
-    return long
-
-
-def earliest(known: int, position: int) -> int:
-    """Return the smaller position, where -1 is none."""
-    return position if known < 0 else min(known, position)
-
-
-def dot(x: Floats, y: Floats) -> float:
-    """Return the inner product, by the BLAS that will not start threads of its own at this size."""
-    if x.size <= SHORT:
-        return float(x.dot(y))
-    return float(torch.dot(torch.from_numpy(x), torch.from_numpy(y)))
-
-
-def total(x: Floats) -> float:
-    """Return the sum, by torch's vectorized cascade."""
-    return float(torch.from_numpy(x).sum())
-
-
-def row_squares(x: Floats, row: int) -> Floats:
-    """Sum the squares of each row of ``row`` elements; a part of a single row gives one sum."""
-    row = x.size if x.size % row else row
-    sums: Floats = torch.from_numpy(np.square(x)).view(-1, row).sum(1).numpy()
-    return sums
-
-
-def out_of_range(a: Floats, b: Floats) -> bool:
-    """Tell whether squares of these float64 numbers could overflow or vanish."""
-    largest = np.maximum(np.abs(a), np.abs(b))
-    return bool(((largest > 2.0**500) | ((largest < 2.0**-500) & (largest > 0))).any())
-
-
-def exact_difference(actual: torch.Tensor, expected: torch.Tensor, a: Floats, b: Floats) -> Floats | None:
-    """Return differences right to one rounding for 64-bit integers that float64 cannot hold; None where it can."""
-    if torch.int64 not in (actual.dtype, expected.dtype):
-        return None
-    if max(float(a.max()), -float(a.min()), float(b.max()), -float(b.min())) < EXACT_INTEGERS:
-        return None
-    (high_a, low_a), (high_b, low_b) = halves(actual, a), halves(expected, b)
-    # Zero on both sides is either equal or left out of the comparison.
-    difference: Floats = np.where((a == 0) & (b == 0), 0.0, (high_a - high_b) + (low_a - low_b))
-    return difference
-
-
-def halves(box: torch.Tensor, values: Floats) -> tuple[Floats, Floats | float]:
-    """Return an int64 box as the exact sum of two float64 parts; any other box is its own high part."""
-    if box.dtype != torch.int64:
-        return values, 0.0
-    integers = box.numpy().reshape(-1)
-    low = integers & 0xFFFFFFFF
-    return (integers - low).astype(np.float64), low.astype(np.float64)

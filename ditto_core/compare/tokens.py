@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ditto_core.compare._blocks import unravel
-from ditto_core.compare.metrics import ShapeMismatch, decode, encode
+from ditto_core.compare._record import decode, encode
+from ditto_core.compare.metrics import ShapeMismatch
 from ditto_core.compare.ulp import ulp
 from ditto_core.errors import UsageError
 from ditto_core.spec import parse_dtype

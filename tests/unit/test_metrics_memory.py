@@ -13,7 +13,7 @@ import torch
 from ditto_core.compare.metrics import measure
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "darwin" else 1024) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 def pair(rows):
     expected = torch.ones(rows, 1 << 20, dtype=getattr(torch, sys.argv[1]))
@@ -21,10 +21,10 @@ def pair(rows):
     actual[:, ::7] += 1
     return (actual.t(), expected.t()) if sys.argv[2] == "transposed" else (actual, expected)
 
-measure(*pair(2), threads=3)
+measure(torch.ones(99), torch.ones(99))  # what is loaded on first use is not the comparison's
 sides = pair(32)
 before = peak()
-metrics = measure(*sides, threads=3)
+metrics = measure(*sides, threads=4)
 assert metrics.mismatched == 32 * (((1 << 20) + 6) // 7), metrics
 print(peak() - before)
 """
@@ -35,4 +35,4 @@ print(peak() - before)
 def test_a_comparison_needs_less_than_16_mb(dtype, form):
     done = subprocess.run([sys.executable, "-c", PROGRAM, dtype, form], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 16
+    assert 1 < float(done.stdout) < 16

@@ -268,7 +268,7 @@ class Accumulator:
         # |d| / 2^floor(log2 |b|) is below 2 |d / b|: few elements can hold a new maximum.
         if 2 * largest > self.max_steps:
             # The largest relative error first: it leaves few to look at, and so few to copy.
-            for at in (t.argmax(keepdims=True), None):
+            for at in (np.array([t.argmax()]), None):
                 chosen = np.flatnonzero(t > self.max_steps / 2) if at is None else at
                 if chosen.size:
                     self.max_steps = max(self.max_steps, float((d[chosen] / self._power(b[chosen])).max()))

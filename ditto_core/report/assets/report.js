@@ -54,6 +54,9 @@
   const CONFIG = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
   const draw = (node, traces, extra) => plotly.react(node, traces, layout(extra), CONFIG);
 
+  const steps = (count) => Math.max(1, Math.ceil(count / 12));
+  const wide = (values) => [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)) + 0.01)];
+
   function logged(values) {
     const finite = values.filter((v) => v > 0 && Number.isFinite(v));
     const low = finite.length ? Math.min(...finite) / 3 : 1e-9, high = finite.length ? Math.max(...finite) * 3 : 1;
@@ -105,7 +108,7 @@
   function drawMap() {
     const r = run(), node = $(".chart-map", root());
     if (!plotly || !r.width) return;
-    const heat = Math.max(90, Math.min(640, 26 * r.steps)), height = 300 + heat + 130, names = r.ticks.length === r.width;
+    const heat = Math.max(120, Math.min(640, 26 * r.steps)), height = 300 + heat + 130, names = r.ticks.length === r.width;
     node.style.height = `${height}px`;
     r.heat ??= heatTraces(r);
     const share = heat / (height - 130);
@@ -113,7 +116,7 @@
       height, shapes: cursor(), showlegend: true, legend: { orientation: "h", x: 0, y: 1.0, yanchor: "bottom" }, margin: { l: 58, r: 12, t: 30, b: names ? 120 : 60 },
       xaxis: { tickvals: r.ticks.map((t) => t[0]), ticktext: r.ticks.map((t) => t[1].replace(/^model\./, "")), tickangle: -50, range: [-0.5, r.width - 0.5], anchor: "y2" },
       yaxis: { type: "log", domain: [share + 0.04, 1], title: { text: `rel-L2, step ${current.step}` }, exponentformat: "power", nticks: 8 },
-      yaxis2: { domain: [0, share], autorange: "reversed", title: { text: "step" }, tickformat: "d", nticks: Math.min(r.steps, 17) },
+      yaxis2: { domain: [0, share], autorange: "reversed", title: { text: "step" }, dtick: steps(r.steps) },
       uirevision: current.run,
     });
     if (!node.dataset.bound) {
@@ -126,7 +129,7 @@
     const node = $(".chart-kl", root()), kl = run().kl;
     if (!plotly || !node || !kl.length) return;
     const x = kl.map((_, i) => i), line = (name, k, dash) => ({ name, x, y: kl.map((v) => plain(v[k])), type: "scatter", mode: "lines+markers", line: { dash } });
-    draw(node, [line("mean", 0, "solid"), line("largest", 1, "dot")], { height: 220, showlegend: true, xaxis: { title: { text: "step" }, tickformat: "d" }, yaxis: { title: { text: "nats" }, rangemode: "tozero", exponentformat: "power" } });
+    draw(node, [line("mean", 0, "solid"), line("largest", 1, "dot")], { height: 220, showlegend: true, xaxis: { title: { text: "step" }, dtick: steps(kl.length) }, yaxis: { title: { text: "nats" }, rangemode: "tozero", exponentformat: "e" } });
   }
 
   // The panel of one result
@@ -148,14 +151,15 @@
       box.append(p);
       return;
     }
-    const charts = el("div", "", "charts");
+    const charts = el("div", "", "charts"), pending = [];
     box.append(charts);
-    const add = (title, traces, extra) => { const outer = el("div"), node = el("div", "", "plot"); outer.append(el("h4", title), node); charts.append(outer); if (plotly) draw(node, traces, { height: 260, ...extra }); };
+    const add = (title, traces, extra) => { const outer = el("div"), node = el("div", "", "plot"); outer.append(el("h4", title), node); charts.append(outer); pending.push(() => draw(node, traces, { height: 260, ...extra })); };
     histogram(d, add);
     scatter(r, r.samples[key], add, charts);
     axes(d, add);
     worstElements(r.samples[key], d, site, box);
     box.append(el("h3", "All metrics"), numbers(d));
+    if (plotly) for (const paint of pending) paint(); // only now do the columns have their widths
   }
 
   function provenance(site) {
@@ -190,7 +194,7 @@
       const values = d[name].map(plain), size = d[`${name}_bucket`];
       if (values.length < 2) continue;
       add(`rel-L2 by ${title}${size > 1 ? `, largest of each ${size}` : ""}`, [{ type: "bar", x: values.map((_, i) => i * size), y: logged(values), customdata: values.map((v) => num(v)), marker: { color: css("--good") }, hovertemplate: `${title} %{x}: %{customdata}<extra></extra>` }],
-        { xaxis: { title: { text: title }, tickformat: "d", nticks: 10 }, yaxis: { type: "log", exponentformat: "power", nticks: 6 } });
+        { xaxis: { title: { text: title }, tickformat: "d", dtick: steps(values.length * size) }, yaxis: { type: "log", exponentformat: "power", nticks: 6, range: wide(logged(values)) } });
     }
   }
 

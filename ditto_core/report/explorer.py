@@ -92,7 +92,7 @@ def load(path: Path, *, data: bool) -> onnx.ModelProto:
 
     try:
         return onnx.load(str(path), load_external_data=data)
-    except Exception as error:  # noqa: BLE001 (protobuf raises its own, and the file is the user's)
+    except Exception as error:
         raise UsageError(f"{path} is no ONNX file: {type(error).__name__}") from error
 
 

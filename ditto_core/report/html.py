@@ -62,14 +62,18 @@ def render(named: Mapping[str, Comparison], budget: Budget) -> str:
 
     data = [run_data(run, budget) for run in named.values()]
     views = [view(i, name, run) for i, (name, run) in enumerate(named.items())]
-    return environment().get_template("report.html.j2").render(
-        runs=views,
-        version=__version__,
-        states=STATES,
-        css=asset("report.css"),
-        script=asset("report.js"),
-        payload=squeezed(json.dumps(data, separators=(",", ":"), allow_nan=False)),
-        plotly=plotly_squeezed(),
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            runs=views,
+            version=__version__,
+            states=STATES,
+            css=asset("report.css"),
+            script=asset("report.js"),
+            payload=squeezed(json.dumps(data, separators=(",", ":"), allow_nan=False)),
+            plotly=plotly_squeezed(),
+        )
     )
 
 
@@ -146,7 +150,7 @@ def environment() -> Environment:
 
 def asset(name: str) -> str:
     """Return a file that belongs to the report."""
-    return resources.files("ditto_core.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return resources.files("ditto_core.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

@@ -23,9 +23,9 @@ def junit(comparison: Comparison) -> str:
     missing = [site for site in comparison.missing if site not in by_site]
     failed = {site for site, results in by_site.items() if not all(r.ok for r in results)}
     counts = {"tests": len(by_site) + len(missing), "failures": len(failed), "errors": 0, "skipped": len(missing)}
-    attributes = {name: str(count) for name, count in counts.items()}
+    attributes = {"name": clean(comparison.engine.label)} | {name: str(count) for name, count in counts.items()}
     root = ET.Element("testsuites")
-    suite = ET.SubElement(root, "testsuite", name=clean(comparison.engine.label), **attributes)
+    suite = ET.SubElement(root, "testsuite", attributes)
     properties = ET.SubElement(suite, "properties")
     for name, value in facts(comparison).items():
         ET.SubElement(properties, "property", name=f"ditto_{name}", value=clean(value))
@@ -58,8 +58,12 @@ def add_site(suite: ET.Element, comparison: Comparison, site: str, results: list
     for name, value in (("margin", worst.verdict.margin), ("step", worst.step), ("rel_l2", worst.metrics.rel_l2)):
         ET.SubElement(properties, "property", name=f"ditto_{name}", value=f"{value:.6g}")
     if not worst.ok:
-        failure = ET.SubElement(case, "failure", message=clean(f"step {worst.step}: {worst.verdict}"), type="Divergence")
-        failure.text = clean("\n".join(filter(None, (f"{site}, step {worst.step}: {worst.verdict}", text.numbers(worst)))))
+        failure = ET.SubElement(
+            case, "failure", message=clean(f"step {worst.step}: {worst.verdict}"), type="Divergence"
+        )
+        failure.text = clean(
+            "\n".join(filter(None, (f"{site}, step {worst.step}: {worst.verdict}", text.numbers(worst))))
+        )
 
 
 def add_case(suite: ET.Element, comparison: Comparison, site: str) -> ET.Element:

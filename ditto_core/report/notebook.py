@@ -24,7 +24,7 @@ def notebook_html(comparison: Comparison, rows: int = ROWS) -> str:
         for result in list(comparison)[:rows]
     )
     sign = "✓" if comparison else "✗"
-    lines = [f"<p><b>{sign} {escape(text.headline(comparison))}</b><br>{escape(sides(comparison))}</p>"]
+    lines = [f"<p><b>{sign} {escape(text.headline(comparison))}</b><br/>{escape(sides(comparison))}</p>"]
     lines += [f"<pre>{escape(line)}</pre>" for line in depth]
     return f"<div>{''.join(lines)}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 

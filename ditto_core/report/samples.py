@@ -44,9 +44,7 @@ class Sample:
     worst: tuple[Element, ...]
 
 
-def sample_dump(
-    comparison: Comparison, results: Iterable[SiteResult], points: int
-) -> Mapping[tuple[int, str], Sample]:
+def sample_dump(comparison: Comparison, results: Iterable[SiteResult], points: int) -> Mapping[tuple[int, str], Sample]:
     """Sample up to ``points`` elements of each result's tensors, by step and site.
 
     Tensors that the dump does not hold are left out; so is everything where there is no dump, or it is damaged.

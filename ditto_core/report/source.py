@@ -32,9 +32,7 @@ def from_folder(path: Path) -> Comparison:
     if has_traces(path):
         return at(path, compare_traces(path))
     if (path / "manifest.json").is_file():
-        raise TraceError(
-            f"{path} is one side alone: a report needs two, for instance from ditto compare {path} REFERENCE --json FILE"
-        )
+        raise TraceError(f"{path} is one side alone, a report needs two: ditto compare {path} REFERENCE --json FILE")
     raise TraceError(f"{path} holds no comparison: expected {COMPARISON}, or the traces engine/ and reference/")
 
 

@@ -119,4 +119,4 @@ def crash_line(report: pytest.TestReport) -> str:
     """Return the first line of what a test failed with."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
-    return next(iter(text.splitlines()), report.nodeid)
+    return next(iter(text.splitlines()), report.nodeid).removeprefix("AssertionError: ")

@@ -45,7 +45,7 @@ def test_passing_run_says_so_and_has_no_orange_cell(opened):
     report = opened("passing")
     assert report.text(".badge") == "✓ agrees"
     assert report.text("h1").startswith("engine agrees: worst is")
-    colors = pixels(report.page, ".chart-map .plot .heatmaplayer, .chart-map")
+    colors = pixels(report.page, ".chart-map")
     assert share(colors, blue) > 0.05
     # The colour bar is the only place with orange.
     assert share(colors, orange) < 0.01
@@ -58,7 +58,7 @@ def test_faulty_run_opens_at_the_first_bad_site(opened):
     assert report.text(".panel h3") == f"{BAD}, step 0"
     assert "models/tiny.py:" in report.text(".provenance")
     assert report.text(".list li[aria-selected=true]").split() == ["✗", BAD, "2500"]
-    assert share(pixels(report.page, ".chart-map"), orange) > 0.02
+    assert share(pixels(report.page, ".chart-map"), orange) > 0.015
 
 
 def test_states_show_without_their_colours(opened):
@@ -75,7 +75,7 @@ def test_nan_run_names_where_it_begins(opened):
     assert report.text("h1").startswith("engine diverges at model.layers.0.mlp, step 1: rel_l2 inf")
     assert "not finite: engine 1 NaN and 0 Inf, reference 0 NaN" in report.text(".verdict")
     assert "! not finite" in report.text(".panel")
-    assert "[0, 1, 2], actual" in report.text(".numbers")
+    assert "[0, 1, 2, actual]" in report.text(".numbers")
     assert report.text(".list li[aria-selected=true] .glyph") == "!"
 
 
@@ -83,7 +83,7 @@ def test_large_run_stays_below_the_limit_and_shows_every_site(opened, files):
     assert files("large").stat().st_size < LIMIT
     report = opened("large")
     assert report.page.locator(".list li").count() == 300
-    assert report.text(".panel h3").endswith("step 0") is False or BAD not in report.text("h1")
+    assert report.text(".panel h3") == "model.layers.21.self_attn.o_proj, step 1"
     colors = pixels(report.page, ".chart-map")
     assert share(colors, blue) > 0.1
     assert share(colors, orange) > 0.1
@@ -91,14 +91,6 @@ def test_large_run_stays_below_the_limit_and_shows_every_site(opened, files):
 
 def test_large_run_says_which_details_it_left_out(opened):
     report = opened("large")
-    report.page.locator(".list").focus()
-    for _ in range(64):
-        report.press("ArrowLeft")
-    report.press("ArrowRight")
-    for _ in range(3):
-        if "left out" in report.text(".panel"):
-            break
-        report.press("ArrowUp", "ArrowUp", "ArrowUp")
     report.page.locator(".search").fill("model.layers.3.self_attn.q_proj")
     report.page.locator(".list li").first.click()
     assert "Details of this result were left out" in report.text(".panel")
@@ -137,12 +129,12 @@ def test_search_finds_by_name_and_by_source_line(opened):
 
 def test_a_click_on_the_heat_map_opens_the_cell(opened):
     report = opened("faulty")
-    box = report.page.locator(".chart-map .bglayer .bg, .chart-map .plot").last.bounding_box()
     heat = report.page.evaluate(
-        """() => { const l = document.querySelector('.chart-map')._fullLayout, r = document.querySelector('.chart-map').getBoundingClientRect();
-        return [r.x + l.xaxis._offset + l.xaxis.l2p(2), r.y + l.yaxis2._offset + l.yaxis2.l2p(1)]; }"""
+        """() => {
+            const node = document.querySelector('.chart-map'), l = node._fullLayout, r = node.getBoundingClientRect();
+            return [r.x + l.xaxis._offset + l.xaxis.l2p(2), r.y + l.yaxis2._offset + l.yaxis2.l2p(1)];
+        }"""
     )
-    assert box is not None
     report.page.mouse.click(*heat)
     assert report.text(".panel h3") == f"{names(2)[2]}, step 1"
 
@@ -157,7 +149,7 @@ def test_the_address_keeps_the_place(opened):
 
 def test_tokens_mark_flips_and_near_ties(opened):
     report = opened("faulty")
-    assert report.all(".ids")[0].split() == ["0", "✗", "99", "1", "≈", "99", "2"]
+    assert report.all(".ids li")[:3] == ["0", "✗ 99 1", "≈ 99 2"]
     assert report.page.locator(".ids li.flip").count() == 1
     assert "1 of 3 agree, 1 flips, 1 near ties" in report.text("section.tokens")
     assert "Hey <you>" in report.text("section.tokens")
@@ -206,6 +198,7 @@ def test_theme_follows_the_system_and_the_button(opened):
 
     light = back()
     report.page.emulate_media(color_scheme="dark")
+    report.page.wait_for_selector("html[data-theme=dark]")
     dark = back()
     assert (light, dark) == ("rgb(255, 255, 255)", "rgb(18, 22, 27)")
     report.page.locator("#theme").click()
@@ -217,6 +210,7 @@ def test_theme_follows_the_system_and_the_button(opened):
 def test_print_is_light_and_leaves_the_controls_out(opened, tmp_path):
     report = opened("faulty")
     report.page.emulate_media(color_scheme="dark")
+    report.page.wait_for_selector("html[data-theme=dark]")
     report.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     report.page.emulate_media(media="print", color_scheme="dark")
     assert report.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

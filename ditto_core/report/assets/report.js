@@ -11,13 +11,18 @@
   const current = { run: 0, site: 0, step: 0 };
   let runs = [], plotly = null, forced = "";
 
-  const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  function bytes(text) {
+    if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+    const raw = atob(text), out = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) out[i] = raw.charCodeAt(i);
+    return out;
+  }
   const floats = (text) => new Float32Array(bytes(text).buffer);
-  const unpacked = (id) => new Response(new Blob([bytes($(id).textContent)]).stream().pipeThrough(new DecompressionStream("gzip")));
+  const unpacked = (id) => new Response(new Blob([bytes($(id).textContent)]).stream().pipeThrough(new DecompressionStream("gzip")), { headers: { "Content-Type": "text/javascript" } });
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const num = (v, digits = 3) => v === null || v === undefined || Number.isNaN(v) ? "–" : typeof v !== "number" ? String(v)
     : !Number.isFinite(v) ? (v > 0 ? "inf" : "-inf") : v === 0 ? "0" : Number.isInteger(v) && Math.abs(v) < 1e7 ? String(v)
-    : Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 ? v.toPrecision(digits + 1) : v.toExponential(digits - 1);
+    : Math.abs(v) >= 10 ** digits && Math.abs(v) < 1e5 ? String(Math.round(v)) : Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 ? v.toPrecision(digits + 1) : v.toExponential(digits - 1);
   const el = (tag, text = "", cls = "") => { const e = document.createElement(tag); e.textContent = text; if (cls) e.className = cls; return e; };
   const plain = (v) => typeof v === "string" && ["nan", "inf", "-inf"].includes(v) ? { nan: NaN, inf: Infinity, "-inf": -Infinity }[v] : v;
 
@@ -57,8 +62,8 @@
   const steps = (count) => Math.max(1, Math.ceil(count / 12));
   const wide = (values) => [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)) + 0.01)];
 
-  function logged(values) {
-    const finite = values.filter((v) => v > 0 && Number.isFinite(v));
+  function logged(values, all = values) {
+    const finite = all.filter((v) => v > 0 && Number.isFinite(v));
     const low = finite.length ? Math.min(...finite) / 3 : 1e-9, high = finite.length ? Math.max(...finite) * 3 : 1;
     return values.map((v) => (v === null ? null : v === 0 ? low : Number.isFinite(v) ? v : high));
   }
@@ -68,9 +73,10 @@
     const pick = (column) => x.map((i) => (r.state[at(step, i)] === MISSING || Number.isNaN(column[at(step, i)]) ? null : column[at(step, i)]));
     const errors = pick(error), bounds = pick(bound).map((b, i) => (error[at(step, i)] === value[at(step, i)] && Number.isFinite(b) ? b : null));
     const states = x.map((i) => r.state[at(step, i)]);
-    const trace = (name, y, more) => ({ name, x, y: logged(y), customdata: y.map((v) => num(v)), type: "scatter", xaxis: "x", yaxis: "y", mode: "lines", hovertemplate: `${name} %{customdata}<extra></extra>`, ...more });
+    const floors = pick(floor), everything = [...errors, ...bounds, ...floors];
+    const trace = (name, y, more) => ({ name, x, y: logged(y, everything), customdata: y.map((v) => num(v)), type: "scatter", xaxis: "x", yaxis: "y", mode: "lines", hovertemplate: `${name} %{customdata}<extra></extra>`, ...more });
     const traces = [
-      trace("noise floor", pick(floor), { line: { dash: "dot", color: css("--dim"), width: 1.5 } }),
+      trace("noise floor", floors, { line: { dash: "dot", color: css("--dim"), width: 1.5 } }),
       trace("bound", bounds, { line: { dash: "dash", color: css("--good"), width: 1.5 } }),
       trace("error", errors, {
         mode: "lines+markers", text: x.map((i) => r.sites[i].site), hovertemplate: "%{text}<br>error %{customdata}<extra></extra>",
@@ -88,17 +94,17 @@
     for (let t = 0; t < r.steps; t++) {
       const zs = [], ts = [], above = [], below = [];
       for (let s = 0; s < r.width; s++) {
-        const i = t * r.width + s, m = r.columns.margin[i], p = PATTERNS[r.state[i]] || [0, 0, 0, 0];
+        const i = t * r.width + s, m = r.columns.margin[i], p = PATTERNS[r.state[i]] || [0, 0, 0, 0], ink = r.state[i] === NONFINITE ? 2 : 1;
         zs.push(r.state[i] === MISSING ? null : Math.max(-2, Math.min(2, Number.isNaN(m) ? 2 : Math.log10(m))));
         ts.push(`${r.sites[s].site}<br>step ${t}: ${NAMES[r.state[i]]}, ${num(m)} x bound`);
-        above.push(p[0] || null, p[1] || null); below.push(p[2] || null, p[3] || null);
+        above.push(p[0] * ink || null, p[1] * ink || null); below.push(p[2] * ink || null, p[3] * ink || null);
       }
       z.push(zs); text.push(ts); dark.push(above, below);
     }
     const bar = { len: 0.55, y: 0, yanchor: "bottom", thickness: 12, tickvals: [-2, -1, 0, 1, 2], ticktext: ["≤ 0.01", "0.1", "1", "10", "≥ 100"], title: { text: "error / bound", side: "right" } };
     return [
       { type: "heatmap", z, text, hovertemplate: "%{text}<extra></extra>", zmin: -2, zmax: 2, colorscale: SCALE, colorbar: bar, xaxis: "x", yaxis: "y2" },
-      { type: "heatmap", z: dark, x: [...Array(2 * r.width).keys()].map(half), y: [...Array(2 * r.steps).keys()].map(half), colorscale: [[0, "rgba(0,0,0,.42)"], [1, "rgba(0,0,0,.42)"]], showscale: false, hoverinfo: "skip", xaxis: "x", yaxis: "y2" },
+      { type: "heatmap", z: dark, x: [...Array(2 * r.width).keys()].map(half), y: [...Array(2 * r.steps).keys()].map(half), zmin: 1, zmax: 2, colorscale: [[0, "rgba(0,0,0,.42)"], [1, "#000"]], showscale: false, hoverinfo: "skip", xaxis: "x", yaxis: "y2" },
     ];
   }
 
@@ -270,8 +276,8 @@
     list(); drawKl(); select(current.step, current.site);
   }
 
-  function restore() {
-    const given = new URLSearchParams(location.hash.slice(1));
+  function restore(hash) {
+    const given = new URLSearchParams(hash.slice(1));
     if (!given.has("run") || !runs[+given.get("run")]) return;
     if (+given.get("run") !== current.run) show(+given.get("run"));
     if ($("#runs")) $("#runs").value = String(current.run);
@@ -312,19 +318,21 @@
   }
 
   async function library() {
-    const script = document.createElement("script"), url = URL.createObjectURL(new Blob([await unpacked("#plotly").text()], { type: "text/javascript" }));
+    const script = document.createElement("script"), url = URL.createObjectURL(await unpacked("#plotly").blob());
     await new Promise((done, failed) => { script.onload = done; script.onerror = failed; script.src = url; document.head.append(script); });
     URL.revokeObjectURL(url);
     plotly = window.Plotly;
+    performance.mark("loaded");
   }
 
   async function open() {
+    const hash = location.hash, loaded = library(); // unpacked while the page gets ready
     runs = (await unpacked("#payload").json()).map(prepare);
     listen();
-    show(0); restore();
+    show(0); restore(hash);
     document.body.dataset.state = "readable";
     performance.mark("readable");
-    await library();
+    await loaded;
     redraw();
     document.body.dataset.state = "drawn";
     performance.mark("drawn");

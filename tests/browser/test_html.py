@@ -65,8 +65,10 @@ def test_states_show_without_their_colours(opened):
     report = opened("faulty")
     brown = pixels(report.page, ".chart-map")
     plain, hatched = ((127, 59, 8), tuple(round(c * 0.58) for c in (127, 59, 8)))
-    near = {name: sum(n for c, n in brown.items() if max(abs(a - b) for a, b in zip(c, want, strict=True)) < 8)
-            for name, want in (("plain", plain), ("hatched", hatched))}
+    near = {
+        name: sum(n for c, n in brown.items() if max(abs(a - b) for a, b in zip(c, want, strict=True)) < 8)
+        for name, want in (("plain", plain), ("hatched", hatched))
+    }
     assert 0.5 < near["plain"] / near["hatched"] < 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import fields, replace
 from pathlib import Path
@@ -317,3 +318,12 @@ def test_command_without_options_prints_the_table(tmp_path):
     faulty().save(tmp_path / "run.json")
     result = CliRunner().invoke(application(), ["report", str(tmp_path / "run.json")])
     assert f"engine diverges at {BAD}" in result.stdout
+
+
+def test_example_of_the_page_reads_a_json_report(tmp_path, monkeypatch, capsys):
+    page = Path(__file__).parents[2].joinpath("docs", "reports.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    write_report("json", {"t.py::test": faulty()}, tmp_path / "run.json")
+    exec(compile(example, "docs/reports.md", "exec"), {})
+    assert capsys.readouterr().out == f"t.py::test False {BAD} rel_l2 1.0e-02 > 4.0e-06 (4 x noise floor 1.0e-06)\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -129,14 +130,15 @@ def site_facts(comparison: Comparison, site: str) -> dict[str, Any]:
 
 
 def ticks(sites: Sequence[str]) -> list[tuple[int, str]]:
-    """Return where the depth axis has labels: every site of a short run, else the first of each numbered layer."""
+    """Return where the depth axis has labels: every site of a short run, else the first of each numbered layer, if there are any."""
     if len(sites) <= 40:
         return [(i, site) for i, site in enumerate(sites)]
-    found: dict[str, int] = {}
+    numbered: dict[str, int] = {}
     for i, site in enumerate(sites):
-        parts = site.partition(":")[0].split(".")
-        numbers = [k for k, part in enumerate(parts) if part.isdecimal()]
-        found.setdefault(".".join(parts[: numbers[0] + 1]) if numbers else site, i)
+        layer = re.match(r"[^:]*?\.\d+(?=[.:]|$)", site)
+        if layer:
+            numbered.setdefault(layer[0], i)
+    found = numbered or {site: i for i, site in enumerate(sites)}
     every = max(1, len(found) // 40)
     return [(i, name) for k, (name, i) in enumerate(found.items()) if k % every == 0]
 

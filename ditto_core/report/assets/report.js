@@ -178,7 +178,7 @@
     const bins = d.histogram.map(([edge, count]) => [edge, count]);
     const label = bins.map(([edge]) => (edge === 0 ? "0" : num(edge, 2)));
     add(`|difference| of ${d.count} elements`, [{ type: "bar", x: label, y: bins.map((b) => b[1]), marker: { color: css("--good") }, hovertemplate: "from %{x} to twice that: %{y} elements<extra></extra>" }],
-      { xaxis: { type: "category", title: { text: "octave, from" }, nticks: 10 }, yaxis: { type: "log", title: { text: "elements" }, dtick: 1 } });
+      { xaxis: { type: "category", title: { text: "octave, from" }, nticks: 10 }, yaxis: { type: "log", title: { text: "elements" }, dtick: 1, tickformat: "d", range: [-0.3, Math.ceil(Math.log10(Math.max(1, ...bins.map((b) => b[1])))) + 0.05] } });
   }
 
   function scatter(r, s, add, charts) {

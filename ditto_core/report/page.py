@@ -130,7 +130,7 @@ def site_facts(comparison: Comparison, site: str) -> dict[str, Any]:
 
 
 def ticks(sites: Sequence[str]) -> list[tuple[int, str]]:
-    """Return where the depth axis has labels: every site of a short run, else the first of each numbered layer, if there are any."""
+    """Return where the depth axis has labels: every site of a short run, else the first of each layer."""
     if len(sites) <= 40:
         return [(i, site) for i, site in enumerate(sites)]
     numbered: dict[str, int] = {}

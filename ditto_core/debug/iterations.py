@@ -131,7 +131,7 @@ class Iterations:
         return verdict
 
     def _sort(self, index: int, verdict: Verdict) -> None:
-        """Move the artifacts to the good or the bad folder, as ``NAME_ITERATION_rcCODE.EXT``; one that is missing is said."""
+        """Move the artifacts to the good or the bad folder, as ``NAME_ITERATION_rcCODE.EXT``."""
         folder = self.options.art_dir / verdict.word
         for path in self.options.artifacts:
             if not path.exists():

@@ -7,10 +7,14 @@ item away loses the property. The stages before it only decide how few evaluatio
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TypeVar
+from itertools import pairwise
+from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 Holds = Callable[[frozenset[T]], bool]
+
+FEW = 8
+"""Items of a guess up to which bisecting costs more than it saves."""
 
 
 def minimize(items: Sequence[T], holds: Holds[T], *, guesses: Iterable[Sequence[T]] = ()) -> list[T]:
@@ -20,29 +24,43 @@ def minimize(items: Sequence[T], holds: Holds[T], *, guesses: Iterable[Sequence[
     first, in order; the first that holds is narrowed further. ``holds`` is called once for each set. It need not be
     monotone: then the result is still 1-minimal, though there may be a smaller one.
     """
-    test = memoized(holds)
+    test = Memo(holds)
     test.known[frozenset(items)] = True
     test.known[frozenset()] = False
     current = list(items)
-    for guess in guesses:
-        if test(guess):
-            current = [item for item in items if item in set(guess)]
-            break
-    if len(current) > 2:
-        current = bisect(current, test)
+    guess = first_that_holds(guesses, test)
+    if guess is not None:
+        current = [item for item in items if item in set(guess)]
+        if len(current) <= FEW:  # each single item has to be tried anyway
+            return ddmin(current, test, len(current))
+    current = bisect(current, test)
     if len(current) > 2 and test([current[0], current[-1]]):
         current = [current[0], current[-1]]
     return ddmin(current, test)
 
 
-class memoized:  # noqa: N801 - used like a function
+def first_that_holds(guesses: Iterable[Sequence[T]], test: Callable[[Iterable[T]], bool]) -> Sequence[T] | None:
+    """Return the first guess that holds; one that lies within a guess that failed is not tried."""
+    failed: list[frozenset[T]] = []
+    for guess in guesses:
+        items = frozenset(guess)
+        if any(items <= other for other in failed):
+            continue
+        if test(items):
+            return guess
+        failed.append(items)
+    return None
+
+
+class Memo(Generic[T]):
     """A property that is evaluated once for each set; ``known`` holds what it came to."""
 
     def __init__(self, holds: Holds[T]) -> None:
         self._holds = holds
-        self.known: dict[frozenset[T], bool] = {}  # type: ignore[valid-type]
+        self.known: dict[frozenset[T], bool] = {}
 
     def __call__(self, items: Iterable[T]) -> bool:
+        """Return whether the property holds for a set."""
         key = frozenset(items)
         if key not in self.known:
             self.known[key] = self._holds(key)
@@ -74,9 +92,9 @@ def shortest(count: int, holds: Callable[[int], bool]) -> int:
     return true
 
 
-def ddmin(items: Sequence[T], test: Callable[[Iterable[T]], bool]) -> list[T]:
+def ddmin(items: Sequence[T], test: Callable[[Iterable[T]], bool], chunks: int = 2) -> list[T]:
     """Take away chunks of shrinking size for as long as the rest holds. Each single item was tried in the end."""
-    current, chunks = list(items), 2
+    current = list(items)
     while len(current) > 1:
         parts = split(current, chunks)
         found = next((part for part in parts if test(part)), None) if chunks == 2 else None
@@ -97,4 +115,4 @@ def ddmin(items: Sequence[T], test: Callable[[Iterable[T]], bool]) -> list[T]:
 def split(items: Sequence[T], chunks: int) -> list[list[T]]:
     """Cut into ``chunks`` runs whose lengths differ by one at most."""
     bounds = [round(i * len(items) / chunks) for i in range(chunks + 1)]
-    return [list(items[a:b]) for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    return [list(items[a:b]) for a, b in pairwise(bounds) if b > a]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ class ModelOracle:
 
 @dataclass(frozen=True)
 class RecordedOracle:
-    """Expected values that were recorded: they hold for a part whose inputs are recorded ones too, or inputs of the graph."""
+    """Expected values that were recorded: they hold for a part whose inputs were recorded too."""
 
     values: Arrays
 
@@ -104,7 +105,7 @@ def exploded(graph: Graph, given: Arrays) -> tuple[onnx.ModelProto, dict[str, An
 
 
 def local_errors(failing: Graph, captured: Arrays, good: Graph) -> dict[int, float]:
-    """Rank the failing graph's nodes by what each adds itself: one run of ``good`` on the captured inputs of every node.
+    """Return what each of the failing graph's nodes adds itself: one run of ``good`` on the captured inputs of each.
 
     A node is worth the rel-L2 between its captured output and what ``good`` computes from its captured inputs; a NaN
     that the reference makes too counts as equal.
@@ -120,7 +121,7 @@ def local_errors(failing: Graph, captured: Arrays, good: Graph) -> dict[int, flo
 
 
 def distance(actual: Any, expected: Any) -> float:
-    """Return rel-L2 between two arrays of any dtypes; infinite when shapes differ, or a NaN or Inf stands on one side."""
+    """Return rel-L2 between two arrays; infinite when shapes differ, or a NaN or Inf stands on one side."""
     try:
         return measure(tensor(actual), tensor(expected), equal_nan=True, threads=1).rel_l2
     except ShapeMismatch:
@@ -179,6 +180,18 @@ class Reference:
         return local_errors(failing, self.recorded, failing) if self.recorded else {}
 
 
-def outputs_of(graph: Graph, feed: Arrays) -> dict[str, Any]:
-    """Return the final outputs of a graph without fusions."""
-    return evaluate(graph.model, fitted(feed, graph.inputs), graph.outputs)
+def main_dtype(graph: Graph) -> str:
+    """Return the dtype of most of the weights' bytes, or float32: it chooses the tolerance from the table."""
+    names = {1: "float32", 10: "float16", 16: "bfloat16", 11: "float64"}
+    sizes: dict[str, int] = {}
+    for weight in graph.weights.values():
+        if weight.data_type in names:
+            name = names[weight.data_type]
+            sizes[name] = sizes.get(name, 0) + weight.ByteSize()
+    return max(sizes, key=lambda name: sizes[name]) if sizes else "float32"
+
+
+def digest(content: Any) -> str:
+    """Return the SHA-256 of an array's or a model's bytes."""
+    data = content.SerializeToString() if isinstance(content, onnx.ModelProto) else content.tobytes()
+    return hashlib.sha256(data).hexdigest()

@@ -16,7 +16,7 @@ from ditto_core.debug.evaluate import OnnxRuntime, capture
 from ditto_core.debug.graph import Arrays, Graph, save
 from ditto_core.debug.iterations import IterationOptions, Iterations, Say
 from ditto_core.debug.minimize import minimize
-from ditto_core.debug.oracle import Oracle, Reference, distance, suspects, tensor
+from ditto_core.debug.oracle import Oracle, Reference, digest, distance, main_dtype, suspects, tensor
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
 from ditto_core.errors import RunError, UsageError
 from ditto_core.fingerprint import fingerprint, hash_file
@@ -153,7 +153,7 @@ class Search:
         return not iterations.run(key, partial(self.judge, nodes), what, {"nodes": labels}).good
 
     def guesses(self) -> list[Sequence[int]]:
-        """Return what to try first: the worst node alone, the two worst, all that stand out, with what connects them."""
+        """Return what to try first: the worst node, the two worst, all that stand out, and what connects them."""
         ranked = suspects(self.errors)
         sets = [ranked[:1], ranked[:2], self.graph.closure(ranked[:2]), ranked, self.graph.closure(ranked)]
         return list({tuple(sorted(s)): s for s in sets if s}.values())
@@ -225,22 +225,3 @@ class Search:
         save(self.graph.with_graph([node], [value], [passed], []), path)
         if name in self.captured:
             save_inputs(path.with_name(path.stem + INPUTS_SUFFIX), [{name: tensor(self.captured[name])}])
-
-
-def main_dtype(graph: Graph) -> str:
-    """Return the dtype of most of the weights' bytes, or float32: it chooses the tolerance from the table."""
-    names = {1: "float32", 10: "float16", 16: "bfloat16", 11: "float64"}
-    sizes: dict[str, int] = {}
-    for weight in graph.weights.values():
-        if weight.data_type in names:
-            name = names[weight.data_type]
-            sizes[name] = sizes.get(name, 0) + weight.ByteSize()
-    return max(sizes, key=lambda name: sizes[name]) if sizes else "float32"
-
-
-def digest(content: Any) -> str:
-    """Return the SHA-256 of an array's or a model's bytes."""
-    import hashlib
-
-    data = content.SerializeToString() if isinstance(content, onnx.ModelProto) else content.tobytes()
-    return hashlib.sha256(data).hexdigest()

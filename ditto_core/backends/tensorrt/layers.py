@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -16,6 +17,9 @@ from ditto_core.sites import Tap
 
 LAYERS_FILE = "layers.json"
 
+VIEWS = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Cast")
+
+_SUFFIX = re.compile(r"(\.\d+)?(_\d+)?_myl\d+$")
 _LINE = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), ")
 _TENSOR = re.compile(
     r"\{ Name: (?P<name>.*?), (?:Location: \w+, )?Dimensions: \[(?P<shape>[^\]]*)\].*?Datatype: (?P<dtype>\w+)"
@@ -88,35 +92,42 @@ def parse_inspector(text: str) -> list[Layer]:
 
 
 def layers_of_sites(layers: Sequence[Layer], graph: Graph, taps: Iterable[Tap]) -> dict[str, list[dict[str, Any]]]:
-    """Return, for each site, the layers that compute it, their kernels, and the other modules fused into them."""
-    by_node: dict[str, list[Layer]] = {}
+    """Return, for each site, the layers that compute it, their kernels, and the modules that are fused into them."""
+    index: dict[str, list[Layer]] = {}
     for layer in layers:
-        for name in layer.nodes:
-            by_node.setdefault(name, []).append(layer)
-    result = {}
-    for tap in taps:
-        node = graph.producers.get(tap.value)
-        found = by_node.get(node.name, []) if node else []
-        result[tap.site] = [_fused(layer, graph) for layer in found]
-    return result
+        for name in (*layer.nodes, *(f"={tensor.name}" for tensor in layer.outputs)):
+            index.setdefault(name, []).append(layer)
+    return {tap.site: [_fused(layer, graph) for layer in _computing(tap.value, index, graph)] for tap in taps}
+
+
+def _computing(value: str, index: Mapping[str, list[Layer]], graph: Graph) -> list[Layer]:
+    """Find the layers of a value by its node or by its name; a view belongs to the layers of what it views."""
+    node = graph.producers.get(value)
+    found = (index.get(node.name) if node else None) or index.get(f"={value}", [])
+    if not found and node and node.operator in VIEWS and node.inputs:
+        return _computing(node.inputs[0], index, graph)
+    return found
 
 
 def named_tensors(layers: Sequence[Layer], graph: Graph) -> dict[str, str]:
     """Map the engine's own tensor names to ONNX values, where the inspector's record leaves one possibility.
 
-    A tensor that kept its name is itself. Otherwise the layer must have one output, and the ONNX nodes fused into it
-    one value that others use.
+    A tensor that kept its name is itself (the compiler appends ``.1_myl1``). Else its layer must have one output, the
+    ONNX nodes fused into it one value that others use, and no other tensor may claim that value.
     """
-    names = {}
+    kept, guessed = {}, {}
     for layer in layers:
         for tensor in layer.outputs:
-            if tensor.name in graph.producers:
-                names[tensor.name] = tensor.name
-        if len(layer.outputs) == 1 and layer.outputs[0].name not in names and layer.nodes:
-            frontier = graph.frontier(layer.nodes)
-            if len(frontier) == 1 and same_elements(layer.outputs[0].shape, graph.shapes.get(frontier[0], ())):
-                names[layer.outputs[0].name] = frontier[0]
-    return names
+            value = next((v for v in (tensor.name, _SUFFIX.sub("", tensor.name)) if v in graph.producers), None)
+            if value is not None:
+                kept[tensor.name] = value
+        frontier = graph.frontier(layer.nodes)
+        if len(layer.outputs) != 1 or len(frontier) != 1 or layer.outputs[0].name in kept:
+            continue
+        if same_elements(layer.outputs[0].shape, graph.shapes.get(frontier[0], ())):
+            guessed[layer.outputs[0].name] = frontier[0]
+    claims = Counter([*guessed.values(), *set(kept.values())])
+    return kept | {name: value for name, value in guessed.items() if claims[value] == 1}
 
 
 def same_elements(engine: Sequence[int], onnx: Sequence[int | str]) -> bool:
@@ -155,10 +166,8 @@ def _fused(layer: Layer, graph: Graph) -> dict[str, Any]:
 
 
 def _section(line: str, name: str) -> str:
-    start = line.find(f", {name}: [")
-    start = start if start >= 0 else line.find(f"{name}: [")
-    ends = [line.find(marker, start) for marker in ("}], ", ": [], ")]
-    return line[start : min((end for end in ends if end >= 0), default=len(line)) + 1] if start >= 0 else ""
+    start = line.find(f"{name}: [ {{")  # an empty list is "[]"
+    return line[start : line.find("}]", start) + 1] if start >= 0 else ""
 
 
 def _log_tensor(match: re.Match[str]) -> LayerTensor:

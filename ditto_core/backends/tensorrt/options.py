@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -44,7 +44,7 @@ class Options:
         _one_of("taps", self.taps, TAP_MODES)
         if isinstance(self.profiles, str):
             _one_of("profiles", self.profiles, PROFILE_SETS)
-        elif not self.profiles or not all(isinstance(each, Mapping) for each in self.profiles):
+        elif not isinstance(self.profiles, Sequence) or not all(isinstance(each, Mapping) for each in self.profiles):
             raise UsageError(
                 f"TensorRT option profiles is {self.profiles!r}, expected one, split or a list of profiles"
             )

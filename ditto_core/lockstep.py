@@ -250,7 +250,7 @@ def token_results(
     for row in range(batch.rows):
         ours = tuple(tokens[row] for tokens in found.engine_tokens)
         theirs = tuple(tokens[row] for tokens in found.reference_tokens)
-        ties = tuple(s for s, m in enumerate(found.logits) if any(f.near_tie and f.position[0] == row for f in m.flips))
+        ties = tuple(s for s, m in enumerate(found.logits) if any(f.near_tie and f.index[0] == row for f in m.flips))
         prompt = batch.texts[row] if batch.texts else ""
         rows.append(TokenResult(prompt, ours, theirs, decode(list(ours)), decode(list(theirs)), ties))
     return tuple(rows)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ditto_core.errors import BackendError, nearest
 
@@ -114,6 +114,45 @@ class Backend(Protocol):
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Session:
         """Load the engine that :meth:`build` wrote."""
         ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A backend that can tell what is in an engine it wrote, without running it."""
+
+    def inspect(self, directory: Path) -> Inspection:
+        """Describe the engine in a directory. Raises :class:`~ditto_core.errors.DittoError` when it cannot be read."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineTensor:
+    """A tensor at an engine's border: torch's dtype name, sizes or names of its dimensions."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """A layer of an engine: its kernel, and the module paths whose computation it holds."""
+
+    name: str
+    kind: str
+    kernel: str = ""
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is in an engine. ``profiles`` map dimension names to (min, opt, max)."""
+
+    inputs: tuple[EngineTensor, ...]
+    outputs: tuple[EngineTensor, ...]
+    layers: tuple[EngineLayer, ...] = ()
+    profiles: tuple[Mapping[str, tuple[int, int, int]], ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def backend_names() -> list[str]:

@@ -108,6 +108,6 @@ class Widen(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` with widened arguments."""
         if func is torch.Tensor.float:
-            return torch.Tensor.double(args[0])
+            return args[0].to(torch.float64)
         widen = lambda value: torch.float64 if value is torch.float32 else value  # noqa: E731
         return func(*map(widen, args), **{k: widen(v) for k, v in (kwargs or {}).items()})

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from ditto_core.backends.base import BuildReport, BuildRequest, SessionInfo, TapSink
+from ditto_core.backends.base import (
+    BuildReport,
+    BuildRequest,
+    EngineLayer,
+    EngineTensor,
+    Inspection,
+    SessionInfo,
+    TapSink,
+)
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, nearest
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -63,6 +71,18 @@ class OnnxRuntimeBackend:
         onnx.save(model, str(request.directory / ENGINE_FILE))
         (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
         return BuildReport(request.taps, facts={"nodes": len(model.graph.node)})
+
+    def inspect(self, directory: Path) -> Inspection:
+        """Describe the ONNX file: its nodes are the layers, as they are before ONNX Runtime optimizes them."""
+        from ditto_core.onnx_nodes import Graph
+
+        graph = Graph.read(directory / ENGINE_FILE)
+        tensors = {name: EngineTensor(name, graph.dtypes[name], shape) for name, shape in graph.shapes.items()}
+        layers = (
+            EngineLayer(n.name, n.operator, modules=(n.module,) if n.module else ()) for n in graph.nodes.values()
+        )
+        inputs, outputs = (tuple(tensors[name] for name in names) for names in (graph.inputs, graph.outputs))
+        return Inspection(inputs, outputs, tuple(layers))
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> OnnxRuntimeSession:
         """Load the engine. Raises :class:`BuildError` when ONNX Runtime refuses the graph."""

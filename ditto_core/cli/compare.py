@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ditto_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ditto_core.compare.tolerance import Rule
 
 
 def command(
@@ -30,25 +33,25 @@ def command(
     from ditto_core.compare.dumps import compare_dumps
     from ditto_core.compare.offline import compare_offline
     from ditto_core.compare.tolerance import Tolerance
-    from ditto_core.report.text import summary_text
+    from ditto_core.report.text import ROWS, failure_message, table
 
-    rules = tuple(rule for text in tolerance or [] for rule in [parse_rule(text)])
+    rules = tuple(parse_rule(text) for text in tolerance or [])
     pairs = compare_dumps(actual, expected, name_map=name_map)
-    found = compare_offline(
-        pairs, tolerance=Tolerance(rules=rules), rtol=rtol, atol=atol, equal_nan=equal_nan
-    )
+    found = compare_offline(pairs, tolerance=Tolerance(rules=rules), rtol=rtol, atol=atol, equal_nan=equal_nan)
     if json_file is not None:
         found.save(json_file)
-    typer.echo(summary_text(found, verbose=verbose))
-    if found.failures:
-        raise typer.Exit(1)
+    typer.echo(table(found, len(found) if verbose else ROWS))
+    if not found:
+        typer.echo(failure_message(found), err=True)
     if found.missing and not ignore_missing:
         raise typer.Exit(2)
+    if found.failures:
+        raise typer.Exit(1)
 
 
-def parse_rule(text: str) -> object:
+def parse_rule(text: str) -> Rule:
     """Read ``SELECTOR=BOUND`` or ``METRIC:SELECTOR=BOUND``."""
-    from ditto_core.compare.tolerance import Rule, check_metric
+    from ditto_core.compare.tolerance import METRICS, Rule
 
     selector, _, bound = text.rpartition("=")
     metric, colon, rest = selector.partition(":")
@@ -56,6 +59,6 @@ def parse_rule(text: str) -> object:
         number = float(bound)
     except ValueError as error:
         raise UsageError(f"--tolerance got {text!r}, expected SELECTOR=BOUND such as '**=1e-3'") from error
-    if colon and rest and metric.isidentifier() and "." not in metric:
-        return Rule(rest, number, metric=check_metric(metric))
+    if colon and metric in METRICS:
+        return Rule(rest, number, metric=metric)
     return Rule(selector, number)

@@ -21,13 +21,6 @@ from ditto_core.compare.ulp import Spacing
 
 Floats = npt.NDArray[np.float64]
 
-BIN_SHIFT = 48
-"""Bits of a float64 below its histogram bin: sign, 11 exponent and 4 mantissa bits remain, 16 bins an octave."""
-
-LOWEST_BIN, HIGHEST_BIN = (1023 - 150) * 16, (1023 + 130) * 16
-"""The histogram spans 2^-150 to 2^130, more than float32 has; smaller errors count as 0, larger ones in the last."""
-
-BINS = 1 + HIGHEST_BIN - LOWEST_BIN
 EXPONENT_BITS = np.int64(0x7FF0000000000000)
 RESCALE = 600
 """Squares of float64 numbers above 2^500 or below 2^-500 are summed scaled by 2^-600 or 2^600."""
@@ -95,13 +88,13 @@ class Squares:
 class Buffers:
     """Float64 scratch space for one worker: actual (then the difference), expected, temporary."""
 
-    __slots__ = ("arrays", "half", "keys", "tensors")
+    __slots__ = ("arrays", "half", "short", "tensors")
 
     def __init__(self, size: int) -> None:
         self.tensors = [torch.empty(size, dtype=torch.float64) for _ in range(3)]
         self.arrays: list[Floats] = [tensor.numpy() for tensor in self.tensors]
-        self.half = self.tensors[2].view(torch.float32)
-        self.keys = self.tensors[2].view(torch.int64)
+        self.half = self.tensors[2].view(torch.float32)[:size]
+        self.short = self.tensors[2].view(torch.bfloat16)[2 * size : 3 * size]
 
     def load(self, side: int, box: torch.Tensor) -> None:
         """Convert a box to float64 in logical order."""
@@ -119,7 +112,7 @@ class Accumulator:
     rules: Rules
     buffers: Buffers
     squares: dict[int, Squares] = field(default_factory=dict)
-    bins: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64))
+    bins: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     count: int = 0
     nonfinite: int = 0
     abs_sum: float = 0.0
@@ -130,6 +123,7 @@ class Accumulator:
     max_rel: float = 0.0
     max_steps: float = 0.0
     max_actual: float = 0.0
+    top_of_block: float = 0.0
     max_expected: float = 0.0
     mismatched: int = 0
     first_mismatch: int = -1
@@ -154,21 +148,30 @@ class Accumulator:
         self.buffers.load(0, actual)
         self.buffers.load(1, expected)
         self.count += size if valid is None else self._drop(a, b, valid)
-        sums = dot(a, a), dot(b, b), dot(a, b)
-        if not math.isfinite(sum(sums)):
+        sizes = dot(a, a), dot(b, b)
+        dropped = valid is not None
+        if not math.isfinite(sum(sizes)):
             self._take_nonfinite(start, a, b)
-            sums = dot(a, a), dot(b, b), dot(a, b)
-        self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
+            sizes, dropped = (dot(a, a), dot(b, b)), True
+        if dropped or self.rules.wide:
+            self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
         scaled = self.rules.wide and out_of_range(a, b)
         if scaled:
             self._sum_scaled(start, a, b)
+        product = None if comparable(*sizes) else dot(a, b)
         exact = exact_difference(actual, expected, a, b)
         d = np.subtract(a, b, out=a)
         if exact is not None:
             d[:] = exact
         if not scaled:
-            self.squares[0].add(self.rules, start, (dot(d, d), *sums), d, b)
+            error = dot(d, d)
+            product = (sum(sizes) - error) / 2 if product is None else product
+            self.squares[0].add(self.rules, start, (error, *sizes, product), d, b)
         self._magnitudes(start, b, d, t)
+        # |a| <= |b| + |d|: most blocks cannot hold a new maximum, and a is converted again for the few that can.
+        if not (dropped or self.rules.wide) and self.top_of_block > self.max_actual:
+            self.buffers.load(0, actual)
+            self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
 
     def _drop(self, a: Floats, b: Floats, valid: torch.Tensor) -> int:
         """Zero what is not valid, so that it adds to no sum, and return how many elements count."""
@@ -187,6 +190,8 @@ class Accumulator:
         b[places] = 0
         nan_x, nan_y, same = np.isnan(x), np.isnan(y), x == y
         either, both = nan_x | nan_y, nan_x & nan_y
+        self.max_actual = max(self.max_actual, float(np.abs(x[np.isfinite(x)]).max(initial=0.0)))
+        self.max_expected = max(self.max_expected, float(np.abs(y[np.isfinite(y)]).max(initial=0.0)))
         self.nan_actual += int(nan_x.sum())
         self.nan_expected += int(nan_y.sum())
         self.nan_mismatch += int((nan_x ^ nan_y).sum())
@@ -217,8 +222,9 @@ class Accumulator:
     def _magnitudes(self, start: int, b: Floats, d: Floats, t: Floats) -> None:
         np.abs(d, out=d)
         np.abs(b, out=b)
-        self.max_expected = max(self.max_expected, float(b.max()))
-        top = float(d.max())
+        top, largest = float(d.max()), float(b.max())
+        self.max_expected = max(self.max_expected, largest)
+        self.top_of_block = top + largest
         if top == 0.0:
             self.rel_count += int(np.count_nonzero(b))
             return
@@ -227,7 +233,7 @@ class Accumulator:
             self.max_abs, self.max_abs_at = top, start + int(d.argmax())
         self._relative(b, d, t)
         if top > self.rules.atol:
-            self._outside(start, b, d, t)
+            self._outside(start, b, d, t, top)
         self._bin(d)
 
     def _relative(self, b: Floats, d: Floats, t: Floats) -> None:
@@ -256,30 +262,32 @@ class Accumulator:
         raised: Floats = np.maximum(power, self.rules.place.tiny)
         return raised
 
-    def _outside(self, start: int, b: Floats, d: Floats, t: Floats) -> None:
+    def _outside(self, start: int, b: Floats, d: Floats, t: Floats, top: float) -> None:
+        atol = self.rules.atol
         np.subtract(d, np.multiply(b, self.rules.rtol, out=t), out=t)
-        excess = float(t.max()) - self.rules.atol
-        if excess <= 0:
-            return
-        outside = t > self.rules.atol
-        self.mismatched += int(np.count_nonzero(outside))
-        if self.first_mismatch < 0 or self.first_mismatch >= start:
+        if top - atol > self.worst_excess:
+            excess = float(t.max()) - atol
+            if excess <= 0:
+                return
+            if excess > self.worst_excess:
+                self.worst_excess, self.worst_mismatch = excess, start + int(t.argmax())
+        outside = t > atol
+        count = int(np.count_nonzero(outside))
+        self.mismatched += count
+        if count and (self.first_mismatch < 0 or self.first_mismatch >= start):
             self.first_mismatch = earliest(self.first_mismatch, start + int(outside.argmax()))
-        if excess > self.worst_excess:
-            self.worst_excess, self.worst_mismatch = excess, start + int(t.argmax())
 
     def _bin(self, d: Floats) -> None:
-        keys = self.buffers.keys[: d.size]
-        np.right_shift(d.view(np.int64), BIN_SHIFT, out=keys.numpy())
-        counts = torch.bincount(keys).numpy()
-        inside = counts[LOWEST_BIN:HIGHEST_BIN]
-        self.bins[1 : inside.size + 1] += inside
-        self.bins[-1] += counts[HIGHEST_BIN:].sum()
+        """Count errors by their bfloat16 value, whose bits are in the order of the values."""
+        half, short = self.buffers.half[: d.size], self.buffers.short[: d.size]
+        short.copy_(half.copy_(torch.from_numpy(d)))
+        self.bins = added(self.bins, torch.bincount(short.view(torch.int16)).numpy())
 
     def merge(self, other: Accumulator) -> None:
         """Add what another worker saw behind this one's part."""
         for power, sums in other.squares.items():
             self.squares.setdefault(power, Squares.empty(self.rules.splits)).merge(sums)
+        self.bins = added(self.bins, other.bins)
         for name in SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in LARGEST:
@@ -309,11 +317,23 @@ class Accumulator:
 
 
 SUMMED = (
-    *("bins", "count", "nonfinite", "abs_sum", "rel_sum", "rel_count", "mismatched", "unequal_nonfinite"),
+    *("count", "nonfinite", "abs_sum", "rel_sum", "rel_count", "mismatched", "unequal_nonfinite"),
     *("nan_actual", "nan_expected", "nan_mismatch", "inf_actual", "inf_expected", "inf_mismatch"),
 )
 LARGEST = ("max_rel", "max_steps", "max_actual", "max_expected")
 FIRST = ("first_mismatch", "first_nonfinite")
+
+
+def comparable(first: float, second: float) -> bool:
+    """Tell whether <a,b> = (|a|^2 + |b|^2 - |a-b|^2) / 2 keeps its digits: the sizes are of one kind."""
+    return 1e-4 < first / second < 1e4 if first and second else False
+
+
+def added(bins: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Add two histograms of different lengths into the longer one."""
+    long, short = (bins, counts) if bins.size >= counts.size else (counts, bins)
+    long[: short.size] += short
+    return long
 
 
 def earliest(known: int, position: int) -> int:

@@ -35,12 +35,31 @@ TABLE: Mapping[str, float] = {
 """rel-L2 bounds where no noise floor was measured."""
 
 
+METRICS = (
+    "rel_l2",
+    "max_abs",
+    "mean_abs",
+    "rms",
+    "mse",
+    "max_rel",
+    "mean_rel",
+    "max_ulp",
+    "mismatched",
+    "mismatch_ratio",
+    "p50",
+    "p90",
+    "p99",
+    "p999",
+    "scale_residual",
+)
+"""Metrics that a rule may bound from above."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """A user's bound on ``metric`` at the sites that match ``selector`` (at ``step``, where given).
 
     ``status`` is what exceeding the noise floor but not this bound means: ``within``, or ``explained`` by ``reason``.
-    ``max_mismatch_ratio`` is the share of elements that may lie outside the metric's element-wise tolerance.
     """
 
     selector: str
@@ -48,6 +67,11 @@ class Rule:
     metric: str = "rel_l2"
     step: int | None = None
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            hint = nearest(self.metric, METRICS)
+            raise UsageError(f"no tolerance on {self.metric!r} can be set, expected {', '.join(METRICS)}{hint}")
 
     def applies(self, sites: Sequence[str], step: int) -> bool:
         """Tell whether the rule speaks of a site (by any of its names) at a step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -230,15 +229,6 @@ def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     del result.graph.initializer[:]
     result.graph.initializer.extend(small)
     return result
-
-
-def module_of(node: Any) -> str:
-    """Return the module path that the exporter noted for a node, or an empty string."""
-    for entry in node.metadata_props:
-        if entry.key == "pkg.torch.onnx.name_scopes":
-            scopes = ast.literal_eval(entry.value)
-            return str(scopes[-2]).removeprefix("module.") if len(scopes) > 1 else ""
-    return ""
 
 
 def save(model: onnx.ModelProto, path: Path) -> None:

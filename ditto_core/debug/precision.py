@@ -15,7 +15,7 @@ import onnx
 from ditto_core.compare.tolerance import TABLE
 from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import OnnxRuntime, capture, evaluate, fitted
-from ditto_core.debug.graph import Arrays, Graph, module_of, save
+from ditto_core.debug.graph import Arrays, Graph, save
 from ditto_core.debug.iterations import IterationOptions, Iterations, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.mixed import LOW, Mixer
@@ -24,6 +24,7 @@ from ditto_core.debug.reduce import EXPECTED_SUFFIX, INPUTS_SUFFIX
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
 from ditto_core.errors import UsageError, nearest
 from ditto_core.fingerprint import fingerprint, hash_file
+from ditto_core.onnx_nodes import Graph as Nodes
 
 EMULATED, ONNXRUNTIME = "emulated", "onnxruntime"
 ENGINES = (EMULATED, ONNXRUNTIME)
@@ -177,7 +178,8 @@ class PrecisionSearch:
         values = [self.good[name] for name in node.output if name in self.good]
         largest = max((float(np.abs(v).max()) for v in values if v.size and v.dtype.kind == "f"), default=0.0)
         error = self.errors.get(index, math.nan)
-        return Kept(self.graph.label(index), node.op_type, module_of(node), error, largest)
+        origin = Nodes.read(self.options.model).nodes.get(node.name)
+        return Kept(self.graph.label(index), node.op_type, origin.module if origin else "", error, largest)
 
     def identity(self) -> str:
         """Return the fingerprint of everything that decides the verdicts."""

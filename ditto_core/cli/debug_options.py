@@ -83,6 +83,14 @@ SaveReplay = Annotated[
 IterArtifact = Annotated[
     Path, typer.Option("--iter-artifact", "--intermediate-artifact", help="The file that each iteration makes.")
 ]
+OwnArtifact = Annotated[
+    Path | None,
+    typer.Option(
+        "--iter-artifact",
+        "--intermediate-artifact",
+        help="The file that each iteration makes (default: polygraphy_debug.onnx, or .engine for TensorRT).",
+    ),
+]
 Inputs = Annotated[
     Path | None, typer.Option(help="Real inputs: .safetensors, .npz, JSON of Polygraphy, or a recorded trace.")
 ]
@@ -98,6 +106,8 @@ Expected = Annotated[Path | None, typer.Option(help="Expected values: a file of 
 ToleranceBound = Annotated[
     float, typer.Option("--tolerance", help="Bound on rel-L2 of each output; 0: the table's for the dtype.", min=0)
 ]
+UntilWord = Annotated[str, typer.Option(help="When to stop: good, bad (at the first such iteration) or a number.")]
+BuildOption = Annotated[list[str] | None, typer.Option("--option", help="KEY=VALUE for the backend; repeatable.")]
 Level = Annotated[str, typer.Option(help="Optimization level of ONNX Runtime: all, extended, basic, disable.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 
@@ -138,6 +148,14 @@ def iteration_options(context: typer.Context, check: CommandCheck | None) -> Ite
         load_replay=given["load_debug_replay"],
         save_replay=given["save_debug_replay"],
     )
+
+
+def required_check(context: typer.Context, what: str) -> CommandCheck:
+    """Return the check. Raises :class:`UsageError` where none was given."""
+    check = check_of(context)
+    if check is None:
+        raise UsageError(f"nothing judges {what}: give --check COMMAND")
+    return check
 
 
 def check_of(context: typer.Context) -> CommandCheck | None:

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,8 +17,9 @@ from ditto_core.debug.journal import DEFAULT_NAME, Journal
 from ditto_core.errors import UsageError
 
 Say = Callable[[str], None]
-Make = Callable[[], Verdict | None]
-"""Makes the iteration's artifact. A verdict that it returns stands; None means that the check command decides."""
+Made = Verdict | Mapping[str, Any]
+Make = Callable[[], Made]
+"""Makes the iteration's artifact. A verdict that it returns stands; else the check command decides and facts return."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,9 @@ class Iterations:
         data = {"iteration": index, "what": what, **(info or {})}
         self.options.iter_info.write_text(json.dumps(data, indent=1) + "\n")
         start = time.perf_counter()
-        verdict = make() or self._check(index)
-        verdict = Verdict(**{**verdict.__dict__, "seconds": round(time.perf_counter() - start, 3)})
+        made = make()
+        verdict = made if isinstance(made, Verdict) else replace(self._check(index), facts=made)
+        verdict = replace(verdict, seconds=round(time.perf_counter() - start, 3))
         self._sort(index, verdict)
         self.journal.add(key, verdict)
         self.judged, self.seconds = self.judged + 1, self.seconds + verdict.seconds

@@ -21,7 +21,7 @@ HIGH = {"float32": TensorProto.FLOAT, "bfloat16": TensorProto.BFLOAT16}
 
 @dataclass(frozen=True)
 class Mixer:
-    """Makes variants of a graph in which some operators that ran in ``low`` run in ``high`` (ONNX's numbers of dtypes)."""
+    """Makes variants of a graph in which some operators of dtype ``low`` run in ``high`` (ONNX's numbers of dtypes)."""
 
     graph: Graph
     low: int
@@ -29,9 +29,11 @@ class Mixer:
 
     @classmethod
     def of(cls, graph: Graph, low: str, high: str) -> Mixer:
-        """Check that the graph is in ``low``. Raises :class:`UsageError` when nothing in it is, or a dtype is unknown."""
+        """Check that the graph is in ``low``. Raises :class:`UsageError` when it is not, or a dtype is unknown."""
         if high not in HIGH or low not in LOW or high == low:
-            raise UsageError(f"cannot keep operators of a {low} graph in {high}, expected float32, or bfloat16 for float16")
+            raise UsageError(
+                f"cannot keep operators of a {low} graph in {high}, expected float32, or bfloat16 for float16"
+            )
         mixer = cls(graph, LOW[low], HIGH[high])
         if not mixer.candidates():
             raise UsageError(f"no operator of the graph computes in {low}, so none can be kept in {high}")

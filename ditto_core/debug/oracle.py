@@ -169,6 +169,10 @@ class Reference:
         good = self.model or (failing if self.precision else None)
         return widen(good, self.precision) if good is not None and self.precision else good
 
+    def outputs(self, failing: Graph, feed: Arrays) -> dict[str, Any]:
+        """Return the good outputs of the whole graph."""
+        return self.oracle(failing).expected(failing.outputs, feed)
+
     def rank(self, failing: Graph, captured: Arrays) -> dict[int, float]:
         """Return the local errors; empty when nothing is known to be good.
 

@@ -16,7 +16,7 @@ from ditto_core.compare.tolerance import TABLE
 from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import OnnxRuntime, capture, evaluate, fitted
 from ditto_core.debug.graph import Arrays, Graph, save
-from ditto_core.debug.iterations import IterationOptions, Iterations, Say
+from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.mixed import LOW, Mixer
 from ditto_core.debug.oracle import Reference, digest, distance, exploded, main_dtype, suspects, tensor
@@ -32,8 +32,9 @@ ENGINES = (EMULATED, ONNXRUNTIME)
 
 @dataclass(frozen=True)
 class PrecisionOptions:
-    """What is searched. ``keep``: dtype of the operators that are kept. ``tolerance``: rel-L2 of every output, 0: table.
+    """What is searched. ``keep``: dtype of the operators that are kept. ``tolerance``: on rel-L2 of every output.
 
+    A tolerance of 0 takes the table's for the graph's dtype.
     ``engine`` judges where there is no check command: ``emulated`` (rounding where a strongly typed engine stores,
     float32 accumulation) or ``onnxruntime``. ``builds`` bounds the search, 0 does not.
     """
@@ -77,9 +78,21 @@ class Mixture:
     output: Path
     verdict: str
 
+    def summary(self, keep: str) -> str:
+        """Return the list for people."""
+        lines = [f"{len(self.kept)} of {self.candidates} operators stay in {keep} ({self.judged} builds, {self.seconds:.1f} s)"]
+        for k in self.kept:
+            lines.append(f"  {k.node} ({k.operator}) {k.module}: local rel_l2 {k.local_error:.1e}, |x| to {k.largest:.3g}")
+        if not self.minimal:
+            lines.append("  the builds were used up: this set is enough, but a smaller one may be")
+        return "\n".join(lines)
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        kept = [{k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in k.__dict__.items()} for k in self.kept]
+        kept = [
+            {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in k.__dict__.items()}
+            for k in self.kept
+        ]
         return {**self.__dict__, "kept": kept, "output": str(self.output)}
 
 
@@ -134,7 +147,7 @@ class PrecisionSearch:
         if not meets(everything):
             raise UsageError(
                 f"even with all {len(everything)} operators in {self.options.keep} it fails "
-                f"({self.reasons[everything]}): precision is not the fault, or the tolerance is below {self.options.keep}'s"
+                f"({self.reasons[everything]}): precision is not the fault, or the tolerance is too tight for it"
             )
         return sorted(minimize(self.order, meets, guesses=self.guesses()))
 
@@ -159,13 +172,13 @@ class PrecisionSearch:
         self.reasons[kept] = verdict.reason
         return verdict.good
 
-    def judge(self, kept: Collection[int]) -> Verdict | None:
+    def judge(self, kept: Collection[int]) -> Made:
         """Write the mixture for the check command, or run it here."""
         model, path = self.mixer.mixed(kept), self.iteration.iter_artifact
         if path is not None and (self.iteration.check is not None or path in self.iteration.artifacts):
             self._write(model, path)
         if self.iteration.check is not None:
-            return None
+            return {}
         values = self._run(model)
         errors = {name: distance(values[name], array) for name, array in self.expected.items()}
         worst = max(errors, key=lambda name: errors[name])

@@ -14,7 +14,7 @@ from ditto_core.compare.tolerance import TABLE
 from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import OnnxRuntime, capture
 from ditto_core.debug.graph import Arrays, Graph, save
-from ditto_core.debug.iterations import IterationOptions, Iterations, Say
+from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.oracle import Oracle, Reference, digest, distance, main_dtype, suspects, tensor
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
@@ -158,14 +158,14 @@ class Search:
         sets = [ranked[:1], ranked[:2], self.graph.closure(ranked[:2]), ranked, self.graph.closure(ranked)]
         return list({tuple(sorted(s)): s for s in sets if s}.values())
 
-    def judge(self, nodes: Collection[int]) -> Verdict | None:
+    def judge(self, nodes: Collection[int]) -> Made:
         """Write the part for the check command, or compare it here."""
         path = self.iteration.iter_artifact
         if self.iteration.check is not None or path in self.iteration.artifacts:
             if path is None:
                 raise UsageError("a check needs --iter-artifact, the file that it checks")
             self.write(nodes, path, expected=self.oracle is not None)
-        return None if self.iteration.check is not None else self.compare(nodes)
+        return {} if self.iteration.check is not None else self.compare(nodes)
 
     def compare(self, nodes: Collection[int]) -> Verdict:
         """Run a part on its captured inputs and compare its outputs with what they should be."""
@@ -206,14 +206,14 @@ class Search:
             outputs = {name: tensor(array) for name, array in values.items()}
             save_outputs(path.with_name(path.stem + EXPECTED_SUFFIX), [outputs], "reference")
 
-    def _make_good(self) -> None:
+    def _make_good(self) -> Made:
         """Write the reference model, or one that hands its first input through, for the check that must pass."""
         path = self.iteration.iter_artifact
         if path is None:
             raise UsageError("a check needs --iter-artifact, the file that it checks")
         if self.options.reference.model is not None:
             save(self.options.reference.model.model, path)
-            return
+            return {}
         name = next(iter(self.graph.inputs), None)
         if name is None:
             raise UsageError("the model has no inputs: give --reference MODEL, so that a good model can be checked")
@@ -225,3 +225,4 @@ class Search:
         save(self.graph.with_graph([node], [value], [passed], []), path)
         if name in self.captured:
             save_inputs(path.with_name(path.stem + INPUTS_SUFFIX), [{name: tensor(self.captured[name])}])
+        return {}

@@ -103,9 +103,7 @@ def precision(
     good = shared.reference_of(context) if reference or reference_precision else Reference(precision="float32")
     options = PrecisionOptions(model, feed, good, keep, engine, level, tolerance, builds)
     with shared.Screen(f"searching {model.name}") as screen:
-        found = find_precision(
-            options, shared.iteration_options(context, shared.check_of(context)), output, screen.say
-        )
+        found = find_precision(options, shared.iteration_options(context, shared.check_of(context)), output, screen.say)
     write_json(json_file or output.with_suffix(".json"), found.to_json())
     typer.echo(found.summary(keep))
     typer.echo(str(found.output))

@@ -80,9 +80,12 @@ class Mixture:
 
     def summary(self, keep: str) -> str:
         """Return the list for people."""
-        lines = [f"{len(self.kept)} of {self.candidates} operators stay in {keep} ({self.judged} builds, {self.seconds:.1f} s)"]
+        counts = f"{len(self.kept)} of {self.candidates} operators stay in {keep}"
+        lines = [f"{counts} ({self.judged} builds, {self.seconds:.1f} s)"]
         for k in self.kept:
-            lines.append(f"  {k.node} ({k.operator}) {k.module}: local rel_l2 {k.local_error:.1e}, |x| to {k.largest:.3g}")
+            lines.append(
+                f"  {k.node} ({k.operator}) {k.module}: local rel_l2 {k.local_error:.1e}, |x| to {k.largest:.3g}"
+            )
         if not self.minimal:
             lines.append("  the builds were used up: this set is enough, but a smaller one may be")
         return "\n".join(lines)

@@ -25,6 +25,8 @@ from benchmarks import debug_cases as cases  # noqa: E402
 
 TOOLS = ("ditto", "ditto --check", "ditto --check, no ranking", "polygraphy bisect", "polygraphy linear")
 
+TOLERANCE = 1e-3
+
 
 def run(case, tool, folder):
     """Run one tool on one case in an empty folder and return what it cost and left."""
@@ -33,6 +35,8 @@ def run(case, tool, folder):
     np.savez(folder / "inputs.npz", **case.feed)
     np.savez(folder / "captured.npz", **captured(case))
     (folder / "checks.log").write_text("")
+    settings = {"together": case.faulty if case.together else [], "tolerance": TOLERANCE}
+    (folder / "check.json").write_text(json.dumps(settings))
     start = time.perf_counter()
     done = subprocess.run(command(case, tool), cwd=folder, capture_output=True, text=True, env=environment(), check=False)
     seconds = time.perf_counter() - start
@@ -66,8 +70,7 @@ def captured(case):
 
 
 def command(case, tool):
-    check = [sys.executable, str(ROOT / "benchmarks" / "debug_check.py"), "--log", "checks.log"]
-    check += ["--together", *case.faulty] if case.together else ["--good", "good.onnx", "--captured", "captured.npz"]
+    check = [sys.executable, str(ROOT / "benchmarks" / "debug_check.py")]
     files = ["bad.onnx", "-o", "reduced.onnx"]
     if tool.startswith("polygraphy"):
         shapes = ["--model-input-shapes", *case.shapes] if case.shapes else []
@@ -76,7 +79,7 @@ def command(case, tool):
     base = [sys.executable, "-m", "ditto_core", "debug", "reduce", *files, "--json", "result.json"]
     real = ["--inputs", "inputs.npz", "--reference", "good.onnx"]
     if tool == "ditto":
-        return [*base, *real, "--tolerance", "1e-3"]
+        return [*base, *real, "--tolerance", str(TOLERANCE)]
     return [*base, *([] if "no ranking" in tool else real), "--check", *check]
 
 

@@ -87,7 +87,9 @@ class Iterations:
         self.journal = Journal.open(path, self.search, self.options.load_replay)
         if self.journal.resumed:
             self.say(f"going on from {self.journal.resumed} verdicts of {self.options.load_replay or path}")
-        elif self.options.iter_artifact is not None and self.options.iter_artifact.exists():
+        elif (
+            not self.journal.existed and self.options.iter_artifact is not None and self.options.iter_artifact.exists()
+        ):
             raise UsageError(
                 f"{self.options.iter_artifact} exists and would be overwritten: name another --iter-artifact"
             )

@@ -95,9 +95,9 @@ def applicable(case, tool):
 
 def all_cases(quick, model):
     sizes = (8,) if quick else (8, 16, 32, 64)
-    yield from (cases.chain(count, place) for count in sizes for place in ("first", "middle", "last"))
     yield cases.branch()
     yield cases.pair()
+    yield from (cases.chain(count, place) for count in sizes for place in ("first", "middle", "last"))
     if model is not None:
         yield cases.llama(model)
 

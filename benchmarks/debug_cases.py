@@ -1,4 +1,5 @@
-"""Models with a known fault for `debug_reduce.py` and the tests: chains, a branch, two nodes that only fail together."""
+# ruff: noqa: ANN
+"""Models with a known fault, for `debug_reduce.py` and the tests: chains, a branch, two nodes that fail together."""
 
 from dataclasses import dataclass, field
 

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN
 """`ditto debug reduce` and `polygraphy debug reduce` on the same failing models: checks, seconds, nodes that remain.
 
     python benchmarks/debug_reduce.py --out benchmarks/debug.json    # about 15 minutes, of which linear mode takes most
@@ -38,7 +39,9 @@ def run(case, tool, folder):
     settings = {"together": case.faulty if case.together else [], "tolerance": TOLERANCE}
     (folder / "check.json").write_text(json.dumps(settings))
     start = time.perf_counter()
-    done = subprocess.run(command(case, tool), cwd=folder, capture_output=True, text=True, env=environment(), check=False)
+    done = subprocess.run(
+        command(case, tool), cwd=folder, capture_output=True, text=True, env=environment(), check=False
+    )
     seconds = time.perf_counter() - start
     nodes = left(folder / "reduced.onnx")
     checks = len((folder / "checks.log").read_text().splitlines())

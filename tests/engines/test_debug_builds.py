@@ -106,7 +106,11 @@ def test_what_every_bad_build_has_and_no_good_one_is_certain():
     write_build("bad", "c", {"conv": "k3", "mm": "k5"}, {"key": "0x1"})
     write_build("bad", "d", {"conv": "k3", "mm": "k7"}, {"key": "0x2", "other": "0x9"})
     found = diff_tactics(Path("good"), Path("bad"))
-    assert [(c.key, c.tactic, c.bad) for c in found.suspects] == [("conv", "k3", 2), ("mm", "k7", 1), ("other", "0x9", 1)]
+    assert [(c.key, c.tactic, c.bad) for c in found.suspects] == [
+        ("conv", "k3", 2),
+        ("mm", "k7", 1),
+        ("other", "0x9", 1),
+    ]
     assert [c.key for c in found.certain] == ["conv"]
     assert found.suspects[0].instead == ("k1", "k2")
     assert "certain layers: conv: k3 in 2 bad and 0 good, good builds use k1 or k2" in debug(
@@ -134,7 +138,7 @@ def test_folders_without_tactics_and_of_two_libraries_are_errors():
 class EditableTimingCacheStandIn:
     """TensorRT's editable timing cache cannot be had without a GPU; the calls are those of its Python API."""
 
-    def queryKeys(self):  # noqa: N802 - TensorRT's name
+    def queryKeys(self):
         return ["key a"]
 
     def query(self, key):

@@ -62,7 +62,9 @@ def test_the_mixed_graph_has_casts_around_the_norm_alone_and_computes_what_float
     onnx.checker.check_model(mixed, full_check=True)
     casts = [node for node in mixed.graph.node if node.op_type == "Cast"]
     assert len(mixed.graph.node) - len(plain.graph.node) == len(casts)
-    assert [v.type.tensor_type.elem_type for v in (*mixed.graph.input, *mixed.graph.output)] == [TensorProto.FLOAT16] * 2
+    assert [v.type.tensor_type.elem_type for v in (*mixed.graph.input, *mixed.graph.output)] == [
+        TensorProto.FLOAT16
+    ] * 2
     types = {v.name: v.type.tensor_type.elem_type for v in onnx.shape_inference.infer_shapes(mixed).graph.value_info}
     wide = {n.op_type for n in mixed.graph.node if n.op_type != "Cast" and types.get(n.output[0]) == TensorProto.FLOAT}
     assert wide == NORM

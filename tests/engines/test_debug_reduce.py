@@ -185,10 +185,23 @@ sys.exit(1 if "mm5" in names else 0)
 def test_after_a_kill_or_ctrl_c_the_same_command_goes_on_and_repeats_no_check(number):
     write(cases.chain(16, "middle"))
     Path("check.py").write_text(KILLING)
-    words = [sys.executable, "-m", "ditto_core", "debug", "reduce", "bad.onnx", "-o", "out.onnx", "--json", "result.json"]
+    words = [
+        sys.executable,
+        "-m",
+        "ditto_core",
+        "debug",
+        "reduce",
+        "bad.onnx",
+        "-o",
+        "out.onnx",
+        "--json",
+        "result.json",
+    ]
     words += ["--check", sys.executable, "check.py", str(int(number))]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    first, second = (subprocess.run(words, env=variables, capture_output=True, text=True, check=False) for _ in range(2))
+    first, second = (
+        subprocess.run(words, env=variables, capture_output=True, text=True, check=False) for _ in range(2)
+    )
     assert first.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
     assert second.returncode == 0, second.stderr
     assert "going on from 3 verdicts" in second.stderr

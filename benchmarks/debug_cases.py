@@ -1,4 +1,3 @@
-# ruff: noqa: ANN
 """Models with a known fault, for `debug_reduce.py` and the tests: chains, a branch, two nodes that fail together."""
 
 from dataclasses import dataclass, field

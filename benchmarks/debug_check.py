@@ -1,4 +1,3 @@
-# ruff: noqa: ANN
 """The check that both tools run: is polygraphy_debug.onnx off? Exit status 1 when it is.
 
 The part's weights are replaced by those of the good model, both run on the values that were captured in the failing

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = ("build", "run", "compare", "report", "doctor", "inspect")
-GROUPS = ("cache",)
+GROUPS = ("cache", "debug")
 
 
 def application() -> typer.Typer:

@@ -9,23 +9,63 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ditto_core.compare.assertion import assert_close as assert_close
+    from ditto_core.compare.comparison import Comparison as Comparison
+    from ditto_core.compare.dumps import compare_dumps as compare_dumps
+    from ditto_core.compare.tolerance import Tolerance as Tolerance
+    from ditto_core.engine import Engine as Engine
     from ditto_core.errors import DittoError as DittoError
+    from ditto_core.options import PairOptions as PairOptions
+    from ditto_core.pair import Pair as Pair
     from ditto_core.recording import tap as tap
     from ditto_core.spec import EngineSpec as EngineSpec
     from ditto_core.spec import ModelSource as ModelSource
     from ditto_core.spec import ShapeProfile as ShapeProfile
+    from ditto_core.trace import Trace as Trace
+    from ditto_core.workspace import Workspace as Workspace
+    from ditto_core.workspace import build as build
+    from ditto_core.workspace import open_session as open_session
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Comparison": "ditto_core.compare.comparison",
+    "Engine": "ditto_core.engine",
+    "Pair": "ditto_core.pair",
+    "PairOptions": "ditto_core.options",
+    "Tolerance": "ditto_core.compare.tolerance",
+    "Trace": "ditto_core.trace",
+    "Workspace": "ditto_core.workspace",
+    "assert_close": "ditto_core.compare.assertion",
+    "build": "ditto_core.workspace",
+    "compare_dumps": "ditto_core.compare.dumps",
     "DittoError": "ditto_core.errors",
     "EngineSpec": "ditto_core.spec",
     "ModelSource": "ditto_core.spec",
     "ShapeProfile": "ditto_core.spec",
+    "open_session": "ditto_core.workspace",
     "tap": "ditto_core.recording",
 }
 
-__all__ = ["DittoError", "EngineSpec", "ModelSource", "ShapeProfile", "__version__", "tap"]
+__all__ = [
+    "Comparison",
+    "DittoError",
+    "Engine",
+    "EngineSpec",
+    "ModelSource",
+    "Pair",
+    "PairOptions",
+    "ShapeProfile",
+    "Tolerance",
+    "Trace",
+    "Workspace",
+    "__version__",
+    "assert_close",
+    "build",
+    "compare_dumps",
+    "open_session",
+    "tap",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ from ditto_core import onnx_graph
 from ditto_core.errors import BuildError
 from ditto_core.models import LoadedModel
 from ditto_core.recording import Recorder
-from ditto_core.sites import Provenance, Tap
+from ditto_core.sites import Provenance, Tap, source_line
 
 ONNX_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -316,21 +316,6 @@ def head_axis(axes: tuple[str, ...]) -> tuple[str, ...]:
     if len(axes) == 4 and axes[:2] == (BATCH, LENGTH):
         return (BATCH, LENGTH, "head", axes[3])
     return axes
-
-
-def source_line(stack_trace: str) -> str:
-    """Return ``file:line in function: code`` of the innermost frame that belongs to the model."""
-    lines = stack_trace.splitlines()
-    frames = [(i, line.strip()) for i, line in enumerate(lines) if line.strip().startswith("File ")]
-    own = str(Path(__file__).parent)
-    chosen = [(i, f) for i, f in frames if "/torch/" not in f and own not in f] or frames
-    if not chosen:
-        return ""
-    i, frame = chosen[-1]
-    path, line, function = (part.strip() for part in frame.removeprefix("File ").split(",", 2))
-    code = lines[i + 1].strip() if i + 1 < len(lines) else ""
-    short = "/".join(Path(path.strip('"')).parts[-3:])
-    return f"{short}:{line.removeprefix('line ')} {function}: {code}"
 
 
 def unmapped_modules(module: nn.Module, taps: Sequence[Tap]) -> Iterator[str]:

@@ -89,11 +89,12 @@ def lockstep(
     comparison and the floor. Memory holds one step's taps of the engine and one tensor of the reference.
     """
     found = Findings(floor=floor or {})
+    tolerance = tolerance or Tolerance()
     sides.start(batch.rows)
     engine_side, reference_side = Sequencer(batch), Sequencer(batch)
     for step in range(steps):
         engine_inputs = engine_side.inputs()
-        ours, theirs = run_step(sides, step, engine_inputs, reference_side.inputs(), found, generated=True)
+        ours, theirs = run_step(sides, step, engine_inputs, reference_side.inputs(), found, tolerance, generated=True)
         found.engine_tokens.append(greedy(ours["logits"]).tolist())
         found.reference_tokens.append(greedy(theirs["logits"]).tolist())
         if on_step is not None:
@@ -114,7 +115,8 @@ def single_step(
     """Compare one forward pass of a model without a KV cache; final outputs are compared as sites of their own."""
     found = Findings(floor=floor or {})
     sides.start(next((t.shape[0] for t in inputs.values() if t.ndim), 1))
-    run_step(sides, 0, inputs, inputs, found, generated=False)
+    tolerance = tolerance or Tolerance()
+    run_step(sides, 0, inputs, inputs, found, tolerance, generated=False)
     return conclude(sides, found, tolerance, ()), found.floor
 
 
@@ -124,11 +126,12 @@ def run_step(
     engine_inputs: Mapping[str, torch.Tensor],
     reference_inputs: Mapping[str, torch.Tensor],
     found: Findings,
+    tolerance: Tolerance,
     *,
     generated: bool,
 ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
     """Run one step on every side and add what it shows to ``found``; return both sides' final outputs."""
-    comparer = Comparer(sides, step, reference_inputs, found)
+    comparer = Comparer(sides, step, reference_inputs, found, tolerance)
     ours = recorded(sides.engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
     if sides.noisy is not None:
         comparer.noisy_outputs = sides.noisy.step(reference_inputs, comparer.take_noisy)
@@ -160,13 +163,15 @@ def recorded(
 class Comparer:
     """Compares one step: holds the engine's taps until the reference delivers each, then drops both."""
 
-    def __init__(self, sides: Sides, step: int, inputs: Mapping[str, torch.Tensor], found: Findings) -> None:
+    def __init__(
+        self, sides: Sides, step: int, inputs: Mapping[str, torch.Tensor], found: Findings, tolerance: Tolerance
+    ) -> None:
+        self._tolerance = tolerance
         self._taps = {tap.site: (i, tap) for i, tap in enumerate(sides.engine.taps)}
         self._step = step
         self._found = found
         self._mask = inputs.get("attention_mask")
         self._length = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
-        self._dtype = sides.engine.info.dtype
         self._engine: dict[str, torch.Tensor] = {}
         self._noisy: dict[str, torch.Tensor] = {}
         self.noisy_outputs: Mapping[str, torch.Tensor] = {}
@@ -200,7 +205,8 @@ class Comparer:
                 self._compare(order, Tap(name, name, axes=axes), actual, theirs[name], self.noisy_outputs.get(name))
         if "logits" in ours and "logits" in theirs:
             last = (ours["logits"][:, -1], theirs["logits"][:, -1])
-            self._found.logits.append(measure_logits(*last, dtype=self._dtype))
+            dtype = str(ours["logits"].dtype).removeprefix("torch.")
+            self._found.logits.append(measure_logits(*last, dtype=dtype))
         for site in self._engine:
             self._found.missing.setdefault(site, "the reference did not compute it")
 
@@ -222,7 +228,9 @@ class Comparer:
     def _measure(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Metrics:
         if is_mask(expected):
             actual, expected = actual < 0, expected < 0
-        return measure(actual, expected, axes=tap.axes, valid=valid)
+        rule = self._tolerance.rule_for((tap.site, *tap.aliases), self._step)
+        rtol, atol = (rule.rtol, rule.atol) if rule else (None, None)
+        return measure(actual, expected, axes=tap.axes, valid=valid, rtol=rtol, atol=atol)
 
 
 def is_mask(tensor: torch.Tensor) -> bool:
@@ -250,21 +258,20 @@ def token_results(
     for row in range(batch.rows):
         ours = tuple(tokens[row] for tokens in found.engine_tokens)
         theirs = tuple(tokens[row] for tokens in found.reference_tokens)
-        ties = tuple(s for s, m in enumerate(found.logits) if any(f.near_tie and f.position[0] == row for f in m.flips))
+        ties = tuple(s for s, m in enumerate(found.logits) if any(f.near_tie and f.index[0] == row for f in m.flips))
         prompt = batch.texts[row] if batch.texts else ""
         rows.append(TokenResult(prompt, ours, theirs, decode(list(ours)), decode(list(theirs)), ties))
     return tuple(rows)
 
 
-def conclude(sides: Sides, found: Findings, tolerance: Tolerance | None, tokens: tuple[TokenResult, ...]) -> Comparison:
+def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[TokenResult, ...]) -> Comparison:
     """Judge what was found."""
-    tolerance = tolerance or Tolerance()
     taps = sides.engine.taps
     info = sides.engine.info
     return Comparison(
         engine=info,
         reference=sides.reference.info,
-        results=judge(found.results, tolerance, taps, info.dtype),
+        results=judge(found.results, tolerance, taps, info),
         tolerance=tolerance,
         tokens=tokens,
         logits=tuple(found.logits),

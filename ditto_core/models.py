@@ -122,9 +122,9 @@ def dequantize(source: ModelSource, directory: Path) -> None:
 
     origin = locate(source)
     name = sorted(origin.glob("*.gguf"))[0].name
-    loaded = from_location(source, origin, quantization_config=GgufConfig(dequantize=True))
+    model: Any = from_location(source, origin, quantization_config=GgufConfig(dequantize=True)).module
     with silent_bars():
-        loaded.module.save_pretrained(directory)
+        model.save_pretrained(directory)
     AutoTokenizer.from_pretrained(origin, gguf_file=name).save_pretrained(directory)
 
 

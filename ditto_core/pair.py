@@ -68,7 +68,9 @@ class Pair:
     @cached_property
     def noisy(self) -> Session | None:
         """The eager model in the engine's dtype: its error against the eager reference is the noise floor."""
-        if self.reference.info.backend != "eager" or self.reference.info.dtype == self.spec.dtype:
+        if self.reference.info.backend != "eager" or self.engine.info.dtype != self.spec.dtype:
+            return None
+        if self.reference.info.dtype == self.spec.dtype:
             return None
         return self._workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self.options.device)
 

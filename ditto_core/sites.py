@@ -138,3 +138,18 @@ def no_match(selector: str, sites: Sequence[str]) -> str:
     """Build the one-line message for a selector that matches nothing."""
     close = difflib.get_close_matches(selector, sites, n=3, cutoff=0.3)
     return f"selector {selector!r} matches none of {len(sites)} sites; closest: {', '.join(close) or 'none'}"
+
+
+def source_line(stack_trace: str) -> str:
+    """Return ``file:line in function: code`` of the innermost frame that belongs to the model."""
+    lines = stack_trace.splitlines()
+    frames = [(i, line.strip()) for i, line in enumerate(lines) if line.strip().startswith("File ")]
+    own = str(Path(__file__).parent)
+    chosen = [(i, f) for i, f in frames if "/torch/" not in f and own not in f] or frames
+    if not chosen:
+        return ""
+    i, frame = chosen[-1]
+    path, line, function = (part.strip() for part in frame.removeprefix("File ").split(",", 2))
+    code = lines[i + 1].strip() if i + 1 < len(lines) else ""
+    short = "/".join(Path(path.strip('"')).parts[-3:])
+    return f"{short}:{line.removeprefix('line ')} {function}: {code}"

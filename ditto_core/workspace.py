@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ditto_core.backends.base import Session, get_backend
 from ditto_core.cache import Cache
@@ -166,6 +166,11 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def describe_source(source: ModelSource) -> dict[str, Any]:
-    """Return what reports say about a model source."""
-    return {"label": source.label, "location": source.location, "revision": source.revision}
+def build(spec: EngineSpec, workspace: Workspace | None = None) -> Engine:
+    """Return the engine of a spec, from the cache or newly built."""
+    return (workspace or Workspace()).build(spec)
+
+
+def open_session(spec: EngineSpec, workspace: Workspace | None = None) -> Session:
+    """Build the engine of a spec and load it."""
+    return build(spec, workspace).open()

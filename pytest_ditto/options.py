@@ -192,7 +192,7 @@ SETTINGS = (
 
 def add_options(parser: pytest.Parser) -> None:
     """Register every setting with pytest, as text: :func:`read_options` reads all sources alike."""
-    group = parser.getgroup(GROUP, "engines beside their reference")
+    group = parser.getgroup(GROUP, "ditto-engine: engines beside their reference")
     for setting in SETTINGS:
         how: dict[str, Any] = {"metavar": setting.metavar}
         if setting.switch:

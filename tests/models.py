@@ -48,7 +48,9 @@ def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
         is_decoder=False,
     )
     ids = torch.randint(0, 100, (2, 7), generator=torch.Generator().manual_seed(1))
-    return BertModel(config), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    return BertModel(config), {"input_ids": ids, "attention_mask": mask}
 
 
 def conv_net() -> tuple[nn.Module, dict[str, torch.Tensor]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ditto_core.errors import BackendError, nearest
 
@@ -23,8 +23,25 @@ TapSink = Callable[[str, "torch.Tensor"], None]
 
 
 @dataclass(frozen=True)
+class KernelProperty:
+    """A property of an engine's kernels that makes them coarser than their dtype says, as a probe measured it.
+
+    ``name``: ``TF32``, ``float16 accumulation``. ``ratio``: the probe's error over that of an ideal kernel of the
+    dtype. ``phase``: ``prefill`` when only products of several rows have it, else ``both``. ``evidence``: the figures.
+    """
+
+    name: str
+    ratio: float
+    evidence: str
+    phase: str = "both"
+
+
+@dataclass(frozen=True)
 class SessionInfo:
-    """What a session is, for reports: ``label`` reads ``onnxruntime float32``; ``facts`` holds versions, GPU, TF32 …"""
+    """What a session is, for reports: ``label`` reads ``onnxruntime float32``; ``facts`` holds versions, GPU, TF32 …
+
+    ``kernels`` are measured properties that explain errors above the noise floor.
+    """
 
     label: str
     backend: str
@@ -32,6 +49,7 @@ class SessionInfo:
     device: str = "cpu"
     model: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+    kernels: tuple[KernelProperty, ...] = ()
 
 
 class Session(Protocol):
@@ -114,6 +132,45 @@ class Backend(Protocol):
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Session:
         """Load the engine that :meth:`build` wrote."""
         ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A backend that can tell what is in an engine it wrote, without running it."""
+
+    def inspect(self, directory: Path) -> Inspection:
+        """Describe the engine in a directory. Raises :class:`~ditto_core.errors.DittoError` when it cannot be read."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineTensor:
+    """A tensor at an engine's border: torch's dtype name, sizes or names of its dimensions."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """A layer of an engine: its kernel, and the module paths whose computation it holds."""
+
+    name: str
+    kind: str
+    kernel: str = ""
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is in an engine. ``profiles`` map dimension names to (min, opt, max)."""
+
+    inputs: tuple[EngineTensor, ...]
+    outputs: tuple[EngineTensor, ...]
+    layers: tuple[EngineLayer, ...] = ()
+    profiles: tuple[Mapping[str, tuple[int, int, int]], ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def backend_names() -> list[str]:

@@ -58,13 +58,16 @@ class EagerSession:
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
 
+        widen = widened(self._info.dtype)
+
         def deliver(site: str, tensor: torch.Tensor, _: Any) -> None:
             if site in self._sites:
-                sink(site, tensor)
+                with widen.paused():
+                    sink(site, tensor)
 
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
         recorder = Recorder(self._model, deliver)
-        with torch.inference_mode(), widened(self._info.dtype), recorder.recording():
+        with torch.inference_mode(), widen, recorder.recording():
             try:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
@@ -82,6 +85,11 @@ class EagerSession:
         return {"logits": out.logits}
 
 
+def wider(value: Any) -> Any:
+    """Replace float32 by float64."""
+    return torch.float64 if value is torch.float32 else value
+
+
 def as_float(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Cast a floating tensor; leave others."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -92,22 +100,31 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-@contextmanager
-def widened(dtype: str) -> Iterator[None]:
-    """Let a float64 model be float64 throughout: norms and softmax that ask for float32 by name get float64."""
-    if dtype != "float64":
-        yield
-        return
-    with Widen():
-        yield
+def widened(dtype: str) -> Widen:
+    """Return the mode that a model of this dtype runs in: only float64 needs widening."""
+    return Widen(active=dtype == "float64")
 
 
 class Widen(TorchFunctionMode):
-    """Replaces float32 by float64 in the arguments of every torch function."""
+    """Lets a float64 model be float64 throughout: norms and softmax that ask for float32 by name get float64."""
+
+    def __init__(self, *, active: bool = True) -> None:
+        super().__init__()
+        self._active = active
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the arguments as they are, for code that is not the model's."""
+        active, self._active = self._active, False
+        try:
+            yield
+        finally:
+            self._active = active
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` with widened arguments."""
+        """Run ``func``; where it asks for float32 it gets float64."""
+        if not self._active:
+            return func(*args, **(kwargs or {}))
         if func is torch.Tensor.float:
-            return torch.Tensor.double(args[0])
-        widen = lambda value: torch.float64 if value is torch.float32 else value  # noqa: E731
-        return func(*map(widen, args), **{k: widen(v) for k, v in (kwargs or {}).items()})
+            return torch.Tensor.to(args[0], torch.float64)
+        return func(*map(wider, args), **{k: wider(v) for k, v in (kwargs or {}).items()})

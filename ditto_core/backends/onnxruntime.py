@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ditto_core.backends.base import BuildReport, BuildRequest, SessionInfo, TapSink
+from ditto_core.backends.base import (
+    BuildReport,
+    BuildRequest,
+    EngineLayer,
+    EngineTensor,
+    Inspection,
+    SessionInfo,
+    TapSink,
+)
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, nearest
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -17,11 +26,13 @@ from ditto_core.spec import EngineSpec
 ENGINE_FILE = "engine.onnx"
 SESSION_FILE = "session.json"
 LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
-OPTIONS = ("level", "threads", "provider")
+OPTIONS = ("level", "threads", "provider", "quantize")
+QUANTIZE = ("int8",)
 
 
 class OnnxRuntimeBackend:
-    """Builds an ONNX file whose extra outputs are the taps. Options: ``level``, ``threads``, ``provider``."""
+    """Builds an ONNX file whose extra outputs are the taps. Options: ``level``, ``threads``, ``provider``,
+    ``quantize`` (``int8``: onnxruntime's dynamic quantization of every matrix product's weights)."""
 
     name = "onnxruntime"
     dtypes = ("float32", "float16", "float64")
@@ -45,6 +56,10 @@ class OnnxRuntimeBackend:
                 f"unknown optimization level {level!r}, expected {', '.join(LEVELS)}{nearest(level, LEVELS)}"
             )
 
+        quantize = spec.option("quantize", QUANTIZE[0])
+        if quantize not in QUANTIZE:
+            raise UsageError(f"onnxruntime cannot quantize to {quantize!r}, expected {', '.join(QUANTIZE)}")
+
     def versions(self) -> dict[str, str]:
         """ONNX Runtime optimizes when it loads a file, so its version decides the bits."""
         return {"onnxruntime": load_library().__version__}
@@ -59,10 +74,26 @@ class OnnxRuntimeBackend:
         model = read_graph(request.onnx_path)
         add_outputs(model, [tap.value for tap in request.taps])
         for data in request.onnx_path.parent.glob("*.onnx.data"):
-            link_or_copy(data, request.directory / data.name)
+            # The quantizer reads weights through onnx, which refuses files with several hard links.
+            place = shutil.copyfile if request.spec.option("quantize") else link_or_copy
+            place(data, request.directory / data.name)
         onnx.save(model, str(request.directory / ENGINE_FILE))
+        if request.spec.option("quantize"):
+            quantize_weights(request.directory)
         (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
         return BuildReport(request.taps, facts={"nodes": len(model.graph.node)})
+
+    def inspect(self, directory: Path) -> Inspection:
+        """Describe the ONNX file: its nodes are the layers, as they are before ONNX Runtime optimizes them."""
+        from ditto_core.onnx_nodes import Graph
+
+        graph = Graph.read(directory / ENGINE_FILE)
+        tensors = {name: EngineTensor(name, graph.dtypes[name], shape) for name, shape in graph.shapes.items()}
+        layers = (
+            EngineLayer(n.name, n.operator, modules=(n.module,) if n.module else ()) for n in graph.nodes.values()
+        )
+        inputs, outputs = (tuple(tensors[name] for name in names) for names in (graph.inputs, graph.outputs))
+        return Inspection(inputs, outputs, tuple(layers))
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> OnnxRuntimeSession:
         """Load the engine. Raises :class:`BuildError` when ONNX Runtime refuses the graph."""
@@ -92,8 +123,8 @@ class OnnxRuntimeSession:
         self._past: dict[str, Any] = {}
         self._finals: list[str] = json.loads((directory / SESSION_FILE).read_text())["outputs"]
         facts = {"onnxruntime": self._ort.__version__, "provider": provider, "level": spec.option("level", "all")}
-        label = f"onnxruntime {spec.dtype}"
-        self._info = SessionInfo(label, "onnxruntime", spec.dtype, "cpu", spec.model.label, facts)
+        dtype = spec.option("quantize") or spec.dtype
+        self._info = SessionInfo(f"onnxruntime {dtype}", "onnxruntime", dtype, "cpu", spec.model.label, facts)
 
     def _load(self, path: Path, spec: EngineSpec, provider: str) -> Any:
         options = self._ort.SessionOptions()
@@ -144,6 +175,19 @@ class OnnxRuntimeSession:
 
     def _feed(self, name: str, tensor: torch.Tensor) -> Any:
         return tensor.detach().cpu().numpy().astype(numpy_dtype(self._inputs[name].type), copy=False)
+
+
+def quantize_weights(directory: Path) -> None:
+    """Replace the engine by its int8 form; values keep their names, so taps stay where they are."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    path, plain = directory / ENGINE_FILE, directory / "plain.onnx"
+    path.rename(plain)
+    options = {"EnableSubgraph": False, "MatMulConstBOnly": True}
+    quantize_dynamic(plain, path, weight_type=QuantType.QInt8, use_external_data_format=True, extra_options=options)
+    for leftover in (plain, *directory.glob("*.onnx.data")):
+        if leftover.name != f"{ENGINE_FILE}.data":
+            leftover.unlink()
 
 
 def numpy_dtype(type_name: str) -> str:

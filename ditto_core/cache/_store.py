@@ -62,6 +62,12 @@ class Cache:
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", Path(self.root).absolute())
 
+    @classmethod
+    def holding(cls, directory: Path) -> Cache | None:
+        """Return the cache that an entry's directory (finished or being built) belongs to, or None."""
+        root = directory.absolute().parent.parent
+        return cls(root) if (root / LOCKS).is_dir() else None
+
     @property
     def memo(self) -> DigestMemo:
         """Digests of the user's large files, remembered in this cache."""

@@ -12,7 +12,7 @@ from ditto_core.errors import DittoError
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("build", "run", "compare", "doctor")
+COMMANDS = ("build", "run", "compare", "doctor", "inspect")
 GROUPS = ("cache",)
 
 

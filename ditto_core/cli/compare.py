@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ditto_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ditto_core.compare.tolerance import Rule
 
 
 def command(
@@ -16,6 +19,12 @@ def command(
     name_map: Annotated[Path | None, typer.Option(help="File that aligns the names of the two sides.")] = None,
     tolerance: Annotated[
         list[str] | None, typer.Option(help="SELECTOR=BOUND on rel-L2, or METRIC:SELECTOR=BOUND; repeatable.")
+    ] = None,
+    tolerances: Annotated[
+        Path | None, typer.Option(help="TOML file of rules [default: tool.ditto_core.tolerances of pyproject.toml].")
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Write twice the measured errors as rules to this file, for review.")
     ] = None,
     rtol: Annotated[float | None, typer.Option(help="Element-wise relative tolerance of the mismatch count.")] = None,
     atol: Annotated[float | None, typer.Option(help="Element-wise absolute tolerance of the mismatch count.")] = None,
@@ -29,26 +38,31 @@ def command(
     """Compare two dumps, step by step and name by name."""
     from ditto_core.compare.dumps import compare_dumps
     from ditto_core.compare.offline import compare_offline
+    from ditto_core.compare.rules import calibrate as write_rules
+    from ditto_core.compare.rules import load_tolerance, project_tolerance
     from ditto_core.compare.tolerance import Tolerance
-    from ditto_core.report.text import summary_text
+    from ditto_core.report.text import ROWS, failure_message, table
 
-    rules = tuple(rule for text in tolerance or [] for rule in [parse_rule(text)])
+    filed = load_tolerance(tolerances) if tolerances else project_tolerance(Path.cwd())
+    rules = Tolerance(rules=tuple(parse_rule(text) for text in tolerance or [])).over(filed)
     pairs = compare_dumps(actual, expected, name_map=name_map)
-    found = compare_offline(
-        pairs, tolerance=Tolerance(rules=rules), rtol=rtol, atol=atol, equal_nan=equal_nan
-    )
+    found = compare_offline(pairs, tolerance=rules, rtol=rtol, atol=atol, equal_nan=equal_nan)
     if json_file is not None:
         found.save(json_file)
-    typer.echo(summary_text(found, verbose=verbose))
-    if found.failures:
-        raise typer.Exit(1)
+    if calibrate is not None:
+        typer.echo(f"{write_rules([found], calibrate)} rules in {calibrate}: review and commit it", err=True)
+    typer.echo(table(found, len(found) if verbose else ROWS))
+    if not found:
+        typer.echo(failure_message(found), err=True)
     if found.missing and not ignore_missing:
         raise typer.Exit(2)
+    if found.failures:
+        raise typer.Exit(1)
 
 
-def parse_rule(text: str) -> object:
+def parse_rule(text: str) -> Rule:
     """Read ``SELECTOR=BOUND`` or ``METRIC:SELECTOR=BOUND``."""
-    from ditto_core.compare.tolerance import Rule, check_metric
+    from ditto_core.compare.tolerance import METRICS, Rule
 
     selector, _, bound = text.rpartition("=")
     metric, colon, rest = selector.partition(":")
@@ -56,6 +70,6 @@ def parse_rule(text: str) -> object:
         number = float(bound)
     except ValueError as error:
         raise UsageError(f"--tolerance got {text!r}, expected SELECTOR=BOUND such as '**=1e-3'") from error
-    if colon and rest and metric.isidentifier() and "." not in metric:
-        return Rule(rest, number, metric=check_metric(metric))
+    if colon and metric in METRICS:
+        return Rule(rest, number, metric=metric)
     return Rule(selector, number)

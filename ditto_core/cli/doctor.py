@@ -9,7 +9,17 @@ from pathlib import Path
 
 import typer
 
-PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tensorrt", "tensorrt_llm", "executorch")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "tensorrt",
+    "tensorrt_rtx_cu13_bindings",
+    "tensorrt_llm",
+    "executorch",
+)
 
 
 def command() -> None:

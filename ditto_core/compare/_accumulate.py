@@ -16,26 +16,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ditto_core.compare._blocks import Split
+from ditto_core.compare._arithmetic import (
+    Floats,
+    added,
+    comparable,
+    dot,
+    earliest,
+    exact_difference,
+    out_of_range,
+    row_squares,
+    total,
+)
+from ditto_core.compare._blocks import Plan, Split
 from ditto_core.compare.ulp import Spacing
 
-Floats = npt.NDArray[np.float64]
-
-BIN_SHIFT = 48
-"""Bits of a float64 below its histogram bin: sign, 11 exponent and 4 mantissa bits remain, 16 bins an octave."""
-
-LOWEST_BIN, HIGHEST_BIN = (1023 - 150) * 16, (1023 + 130) * 16
-"""The histogram spans 2^-150 to 2^130, more than float32 has; smaller errors count as 0, larger ones in the last."""
-
-BINS = 1 + HIGHEST_BIN - LOWEST_BIN
 EXPONENT_BITS = np.int64(0x7FF0000000000000)
 RESCALE = 600
 """Squares of float64 numbers above 2^500 or below 2^-500 are summed scaled by 2^-600 or 2^600."""
-
-SHORT = 8192
-"""Elements that numpy's BLAS takes in one thread; OpenBLAS starts threads above 10000, torch where it was told to."""
-
-EXACT_INTEGERS = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +44,6 @@ class Rules:
     equal_nan: bool
     place: Spacing
     wide: bool
-    row: int
-    splits: tuple[Split, ...]
 
 
 @dataclass(slots=True)
@@ -66,17 +61,17 @@ class Squares:
         """Return zeros, with one pair of arrays for each axis."""
         return cls(by_axis=[(np.zeros(split.size), np.zeros(split.size)) for split in splits])
 
-    def add(self, rules: Rules, start: int, sums: tuple[float, ...], d: Floats, b: Floats) -> None:
+    def add(self, layout: Plan, start: int, sums: tuple[float, ...], d: Floats, b: Floats) -> None:
         """Add a box's sums; with split axes, the squares of each element row go to their index on each axis."""
         self.difference += sums[0]
         self.actual += sums[1]
         self.expected += sums[2]
         self.product += sums[3]
-        if not rules.splits:
+        if not layout.splits:
             return
-        errors, sizes = row_squares(d, rules.row), row_squares(b, rules.row)
-        rows = np.arange(start // rules.row, start // rules.row + errors.size)
-        for split, (error, size) in zip(rules.splits, self.by_axis, strict=True):
+        errors, sizes = row_squares(d, layout.row), row_squares(b, layout.row)
+        rows = np.arange(start // layout.row, start // layout.row + errors.size)
+        for split, (error, size) in zip(layout.splits, self.by_axis, strict=True):
             index = rows // split.stride % split.size
             np.add.at(error, index, errors)
             np.add.at(size, index, sizes)
@@ -95,13 +90,13 @@ class Squares:
 class Buffers:
     """Float64 scratch space for one worker: actual (then the difference), expected, temporary."""
 
-    __slots__ = ("arrays", "half", "keys", "tensors")
+    __slots__ = ("arrays", "half", "short", "tensors")
 
     def __init__(self, size: int) -> None:
         self.tensors = [torch.empty(size, dtype=torch.float64) for _ in range(3)]
         self.arrays: list[Floats] = [tensor.numpy() for tensor in self.tensors]
-        self.half = self.tensors[2].view(torch.float32)
-        self.keys = self.tensors[2].view(torch.int64)
+        self.half = self.tensors[2].view(torch.float32)[:size]
+        self.short = self.tensors[2].view(torch.bfloat16)[2 * size : 3 * size]
 
     def load(self, side: int, box: torch.Tensor) -> None:
         """Convert a box to float64 in logical order."""
@@ -117,9 +112,10 @@ class Accumulator:
     """What one worker has seen so far. Positions are flat, in row-major order; -1 stands for none."""
 
     rules: Rules
+    layout: Plan
     buffers: Buffers
     squares: dict[int, Squares] = field(default_factory=dict)
-    bins: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64))
+    bins: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     count: int = 0
     nonfinite: int = 0
     abs_sum: float = 0.0
@@ -130,6 +126,7 @@ class Accumulator:
     max_rel: float = 0.0
     max_steps: float = 0.0
     max_actual: float = 0.0
+    top_of_block: float = 0.0
     max_expected: float = 0.0
     mismatched: int = 0
     first_mismatch: int = -1
@@ -143,9 +140,10 @@ class Accumulator:
     inf_mismatch: int = 0
     unequal_nonfinite: int = 0
     first_nonfinite: int = -1
+    fine: bool = True
 
     def __post_init__(self) -> None:
-        self.squares[0] = Squares.empty(self.rules.splits)
+        self.squares[0] = Squares.empty(self.layout.splits)
 
     def add(self, start: int, actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None) -> None:
         """Measure one box; ``start`` is the flat position of its first element."""
@@ -154,25 +152,34 @@ class Accumulator:
         self.buffers.load(0, actual)
         self.buffers.load(1, expected)
         self.count += size if valid is None else self._drop(a, b, valid)
-        sums = dot(a, a), dot(b, b), dot(a, b)
-        if not math.isfinite(sum(sums)):
+        sizes = dot(a, a), dot(b, b)
+        dropped = valid is not None
+        if not math.isfinite(sum(sizes)):
             self._take_nonfinite(start, a, b)
-            sums = dot(a, a), dot(b, b), dot(a, b)
-        self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
+            sizes, dropped = (dot(a, a), dot(b, b)), True
+        if dropped or self.rules.wide:
+            self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
         scaled = self.rules.wide and out_of_range(a, b)
         if scaled:
             self._sum_scaled(start, a, b)
+        product = None if comparable(*sizes) else dot(a, b)
         exact = exact_difference(actual, expected, a, b)
         d = np.subtract(a, b, out=a)
         if exact is not None:
             d[:] = exact
         if not scaled:
-            self.squares[0].add(self.rules, start, (dot(d, d), *sums), d, b)
+            error = dot(d, d)
+            product = (sum(sizes) - error) / 2 if product is None else product
+            self.squares[0].add(self.layout, start, (error, *sizes, product), d, b)
         self._magnitudes(start, b, d, t)
+        # |a| <= |b| + |d|: most blocks cannot hold a new maximum, and a is converted again for the few that can.
+        if not (dropped or self.rules.wide) and self.top_of_block > self.max_actual:
+            self.buffers.load(0, actual)
+            self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
 
     def _drop(self, a: Floats, b: Floats, valid: torch.Tensor) -> int:
         """Zero what is not valid, so that it adds to no sum, and return how many elements count."""
-        ignored = ~valid.numpy().reshape(-1)
+        ignored = ~valid.cpu().numpy().reshape(-1)
         a[ignored] = 0
         b[ignored] = 0
         return ignored.size - int(np.count_nonzero(ignored))
@@ -187,6 +194,8 @@ class Accumulator:
         b[places] = 0
         nan_x, nan_y, same = np.isnan(x), np.isnan(y), x == y
         either, both = nan_x | nan_y, nan_x & nan_y
+        self.max_actual = max(self.max_actual, float(np.abs(x[np.isfinite(x)]).max(initial=0.0)))
+        self.max_expected = max(self.max_expected, float(np.abs(y[np.isfinite(y)]).max(initial=0.0)))
         self.nan_actual += int(nan_x.sum())
         self.nan_expected += int(nan_y.sum())
         self.nan_mismatch += int((nan_x ^ nan_y).sum())
@@ -211,14 +220,15 @@ class Accumulator:
         for power, chosen in ((-RESCALE, huge), (0, ~(huge | small)), (RESCALE, small)):
             x, y = (np.where(chosen, np.ldexp(side, power), 0.0) for side in (a, b))
             z = x - y
-            sums = self.squares.setdefault(power, Squares.empty(self.rules.splits))
-            sums.add(self.rules, start, (dot(z, z), dot(x, x), dot(y, y), dot(x, y)), z, y)
+            sums = self.squares.setdefault(power, Squares.empty(self.layout.splits))
+            sums.add(self.layout, start, (dot(z, z), dot(x, x), dot(y, y), dot(x, y)), z, y)
 
     def _magnitudes(self, start: int, b: Floats, d: Floats, t: Floats) -> None:
         np.abs(d, out=d)
         np.abs(b, out=b)
-        self.max_expected = max(self.max_expected, float(b.max()))
-        top = float(d.max())
+        top, largest = float(d.max()), float(b.max())
+        self.max_expected = max(self.max_expected, largest)
+        self.top_of_block = top + largest
         if top == 0.0:
             self.rel_count += int(np.count_nonzero(b))
             return
@@ -227,7 +237,7 @@ class Accumulator:
             self.max_abs, self.max_abs_at = top, start + int(d.argmax())
         self._relative(b, d, t)
         if top > self.rules.atol:
-            self._outside(start, b, d, t)
+            self._outside(start, b, d, t, top)
         self._bin(d)
 
     def _relative(self, b: Floats, d: Floats, t: Floats) -> None:
@@ -256,30 +266,33 @@ class Accumulator:
         raised: Floats = np.maximum(power, self.rules.place.tiny)
         return raised
 
-    def _outside(self, start: int, b: Floats, d: Floats, t: Floats) -> None:
+    def _outside(self, start: int, b: Floats, d: Floats, t: Floats, top: float) -> None:
+        atol = self.rules.atol
         np.subtract(d, np.multiply(b, self.rules.rtol, out=t), out=t)
-        excess = float(t.max()) - self.rules.atol
-        if excess <= 0:
-            return
-        outside = t > self.rules.atol
-        self.mismatched += int(np.count_nonzero(outside))
-        if self.first_mismatch < 0 or self.first_mismatch >= start:
+        if top - atol > self.worst_excess:
+            excess = float(t.max()) - atol
+            if excess <= 0:
+                return
+            if excess > self.worst_excess:
+                self.worst_excess, self.worst_mismatch = excess, start + int(t.argmax())
+        outside = t > atol
+        count = int(np.count_nonzero(outside))
+        self.mismatched += count
+        if count and (self.first_mismatch < 0 or self.first_mismatch >= start):
             self.first_mismatch = earliest(self.first_mismatch, start + int(outside.argmax()))
-        if excess > self.worst_excess:
-            self.worst_excess, self.worst_mismatch = excess, start + int(t.argmax())
 
     def _bin(self, d: Floats) -> None:
-        keys = self.buffers.keys[: d.size]
-        np.right_shift(d.view(np.int64), BIN_SHIFT, out=keys.numpy())
-        counts = torch.bincount(keys).numpy()
-        inside = counts[LOWEST_BIN:HIGHEST_BIN]
-        self.bins[1 : inside.size + 1] += inside
-        self.bins[-1] += counts[HIGHEST_BIN:].sum()
+        """Count errors by their bfloat16 value, whose bits are in the order of the values."""
+        half, short = self.buffers.half[: d.size], self.buffers.short[: d.size]
+        short.copy_(half.copy_(torch.from_numpy(d)))
+        self.bins = added(self.bins, torch.bincount(short.view(torch.int16)).numpy())
 
     def merge(self, other: Accumulator) -> None:
         """Add what another worker saw behind this one's part."""
         for power, sums in other.squares.items():
-            self.squares.setdefault(power, Squares.empty(self.rules.splits)).merge(sums)
+            self.squares.setdefault(power, Squares.empty(self.layout.splits)).merge(sums)
+        self.bins = added(self.bins, other.bins)
+        self.fine = self.fine and other.fine
         for name in SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in LARGEST:
@@ -309,59 +322,8 @@ class Accumulator:
 
 
 SUMMED = (
-    *("bins", "count", "nonfinite", "abs_sum", "rel_sum", "rel_count", "mismatched", "unequal_nonfinite"),
+    *("count", "nonfinite", "abs_sum", "rel_sum", "rel_count", "mismatched", "unequal_nonfinite"),
     *("nan_actual", "nan_expected", "nan_mismatch", "inf_actual", "inf_expected", "inf_mismatch"),
 )
 LARGEST = ("max_rel", "max_steps", "max_actual", "max_expected")
 FIRST = ("first_mismatch", "first_nonfinite")
-
-
-def earliest(known: int, position: int) -> int:
-    """Return the smaller position, where -1 is none."""
-    return position if known < 0 else min(known, position)
-
-
-def dot(x: Floats, y: Floats) -> float:
-    """Return the inner product, by the BLAS that will not start threads of its own at this size."""
-    if x.size <= SHORT:
-        return float(x.dot(y))
-    return float(torch.dot(torch.from_numpy(x), torch.from_numpy(y)))
-
-
-def total(x: Floats) -> float:
-    """Return the sum, by torch's vectorized cascade."""
-    return float(torch.from_numpy(x).sum())
-
-
-def row_squares(x: Floats, row: int) -> Floats:
-    """Sum the squares of each row of ``row`` elements; a part of a single row gives one sum."""
-    row = x.size if x.size % row else row
-    sums: Floats = torch.from_numpy(np.square(x)).view(-1, row).sum(1).numpy()
-    return sums
-
-
-def out_of_range(a: Floats, b: Floats) -> bool:
-    """Tell whether squares of these float64 numbers could overflow or vanish."""
-    largest = np.maximum(np.abs(a), np.abs(b))
-    return bool(((largest > 2.0**500) | ((largest < 2.0**-500) & (largest > 0))).any())
-
-
-def exact_difference(actual: torch.Tensor, expected: torch.Tensor, a: Floats, b: Floats) -> Floats | None:
-    """Return differences right to one rounding for 64-bit integers that float64 cannot hold; None where it can."""
-    if torch.int64 not in (actual.dtype, expected.dtype):
-        return None
-    if max(float(a.max()), -float(a.min()), float(b.max()), -float(b.min())) < EXACT_INTEGERS:
-        return None
-    (high_a, low_a), (high_b, low_b) = halves(actual, a), halves(expected, b)
-    # Zero on both sides is either equal or left out of the comparison.
-    difference: Floats = np.where((a == 0) & (b == 0), 0.0, (high_a - high_b) + (low_a - low_b))
-    return difference
-
-
-def halves(box: torch.Tensor, values: Floats) -> tuple[Floats, Floats | float]:
-    """Return an int64 box as the exact sum of two float64 parts; any other box is its own high part."""
-    if box.dtype != torch.int64:
-        return values, 0.0
-    integers = box.numpy().reshape(-1)
-    low = integers & 0xFFFFFFFF
-    return (integers - low).astype(np.float64), low.astype(np.float64)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from ditto_core.backends.base import SessionInfo
+from ditto_core.backends.base import KernelProperty, SessionInfo
 from ditto_core.compare.metrics import Metrics
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import Tolerance, Verdict
+from ditto_core.compare.tolerance import Tolerance, Verdict, judge_logits
 from ditto_core.errors import TraceError
 from ditto_core.sites import Tap, matches
 
@@ -100,13 +101,24 @@ class Comparison:
     dump: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.results) and not self.missing and all(result.ok for result in self.results)
+        return bool(self.results) and not self.missing and all(result.ok for result in self.results) and self.logits_ok
 
     def __iter__(self) -> Iterator[SiteResult]:
         return iter(sorted(self.results, key=lambda r: (-r.verdict.margin, r.step, r.order)))
 
     def __len__(self) -> int:
         return len(self.results)
+
+    @cached_property
+    def logits_verdicts(self) -> tuple[tuple[int, Verdict], ...]:
+        """Verdicts on the logits of each step: of a quantized engine by KL and top-1, of others none."""
+        judged = (judge_logits(m, self.engine.dtype) for m in self.logits)
+        return tuple((step, verdict) for step, verdicts in enumerate(judged) for verdict in verdicts)
+
+    @property
+    def logits_ok(self) -> bool:
+        """Tell whether no verdict on the logits failed."""
+        return all(verdict.ok for _, verdict in self.logits_verdicts)
 
     @property
     def steps(self) -> int:
@@ -150,7 +162,7 @@ class Comparison:
 
     def judged(self, tolerance: Tolerance) -> Comparison:
         """Return the same measurements judged by another tolerance."""
-        results = judge(self.results, tolerance, self.taps, self.engine.dtype)
+        results = judge(self.results, tolerance, self.taps, self.engine)
         return replace(self, results=results, tolerance=tolerance)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -200,8 +212,8 @@ class Comparison:
             )
         observer = data["observer"]
         return cls(
-            engine=SessionInfo(**data["engine"]),
-            reference=SessionInfo(**data["reference"]),
+            engine=info_from_json(data["engine"]),
+            reference=info_from_json(data["reference"]),
             results=tuple(result_from_json(r) for r in data["results"]),
             tolerance=Tolerance.from_json(data["tolerance"]),
             tokens=tuple(token_from_json(t) for t in data["tokens"]),
@@ -224,16 +236,31 @@ class Comparison:
 
 
 def judge(
-    results: Iterable[SiteResult], tolerance: Tolerance, taps: Iterable[Tap], dtype: str
+    results: Sequence[SiteResult], tolerance: Tolerance, taps: Iterable[Tap], engine: SessionInfo
 ) -> tuple[SiteResult, ...]:
     """Give every measurement its verdict, then mark those that heal downstream."""
     names = {tap.site: (tap.site, *tap.aliases) for tap in taps}
+    usual = usual_floors(results)
 
     def verdict(r: SiteResult) -> Verdict:
-        return tolerance.judge(names.get(r.site, (r.site,)), r.step, r.metrics, dtype, r.floor)
+        floor = None if r.floor is None else max(r.floor, usual[r.site, r.step > 0])
+        sites = names.get(r.site, (r.site,))
+        return tolerance.judge(sites, r.step, r.metrics, engine.dtype, floor, engine.kernels)
 
     judged = [replace(r, verdict=verdict(r), healed=False) for r in results]
     return tuple(mark_healed(judged, names))
+
+
+def usual_floors(results: Iterable[SiteResult]) -> Mapping[tuple[str, bool], float]:
+    """Return the median floor of each site over the prefill, and over the decoding steps.
+
+    One sample of a floor can be small by chance; what is usual there is not.
+    """
+    samples: dict[tuple[str, bool], list[float]] = {}
+    for r in results:
+        if r.floor is not None:
+            samples.setdefault((r.site, r.step > 0), []).append(r.floor)
+    return {key: median(values) for key, values in samples.items()}
 
 
 def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ...]]) -> Iterator[SiteResult]:
@@ -282,6 +309,11 @@ def result_from_json(data: Mapping[str, Any]) -> SiteResult:
     verdict = Verdict(**{k: parse(v) if k in ("value", "bound") else v for k, v in data["verdict"].items()})
     fields = {**data, "floor": parse(data["floor"]), "verdict": verdict}
     return SiteResult(**{**fields, "metrics": Metrics.from_json(data["metrics"])})
+
+
+def info_from_json(data: Mapping[str, Any]) -> SessionInfo:
+    """Inverse of ``dataclasses.asdict`` on a :class:`SessionInfo`."""
+    return SessionInfo(**{**data, "kernels": tuple(KernelProperty(**kernel) for kernel in data["kernels"])})
 
 
 def token_from_json(data: Mapping[str, Any]) -> TokenResult:

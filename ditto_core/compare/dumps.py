@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -42,6 +42,7 @@ class DumpPairs:
     actual: Dump
     expected: Dump
     name_map: NameMap
+    _matches: dict[int, StepMatch] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -58,6 +59,11 @@ class DumpPairs:
 
         Raises :class:`TraceError` when the name map makes two names the same, or a suffix fits several names.
         """
+        if step not in self._matches:  # the names of some formats cost a parse of the file
+            self._matches[step] = self._match(step)
+        return self._matches[step]
+
+    def _match(self, step: int) -> StepMatch:
         ours = self.name_map.entries(self.actual.names(step))
         theirs = self.name_map.entries(self.expected.names(step))
         partner = {name: name for name in ours if name in theirs}

@@ -6,25 +6,22 @@ JSON-ready. Nothing is broadcast, nothing is converted whole, and only numbers l
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Any
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from ditto_core.compare._accumulate import BIN_SHIFT, LOWEST_BIN, Accumulator, Buffers, Rules
-from ditto_core.compare._blocks import BLOCK, Plan, plan, unravel
+from ditto_core.compare import cuda
+from ditto_core.compare._accumulate import Accumulator, Buffers, Rules
+from ditto_core.compare._assemble import assemble
+from ditto_core.compare._blocks import BLOCK, Plan, plan
+from ditto_core.compare._record import Metrics
 from ditto_core.compare.ulp import coarser, spacing, tolerance
 from ditto_core.errors import DittoError, UsageError
-
-Index = tuple[int, ...]
-Number = float | int | bool
 
 THREADED = 1 << 20
 """Elements from which a second thread pays for its start."""
@@ -32,7 +29,7 @@ THREADED = 1 << 20
 MAX_THREADS = 3
 """Each worker holds 4.5 MB of scratch space; together they stay below 16 MB."""
 
-QUANTILES = (0.5, 0.9, 0.99, 0.999)
+__all__ = ["Metrics", "ShapeMismatch", "measure"]
 
 
 class ShapeMismatch(DittoError):
@@ -41,102 +38,6 @@ class ShapeMismatch(DittoError):
     def __init__(self, actual: Sequence[int], expected: Sequence[int]) -> None:
         self.actual, self.expected = tuple(actual), tuple(expected)
         super().__init__(f"shapes differ: actual {list(self.actual)}, expected {list(self.expected)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """What :func:`measure` found. ``actual`` is the engine's tensor a, ``expected`` the reference's b, d = a - b.
-
-    Positions that are not valid count nowhere. NaN and Inf are counted by position and left out of every sum, mean and
-    maximum. Indices are tuples, None where there is nothing to point at.
-
-    - ``count``: elements compared. ``rel_l2``: ||d|| / ||b||, 0 for 0/0, inf for x/0, inf when a NaN or Inf stands
-      where the other side has something else (a NaN equals a NaN only with ``equal_nan``).
-    - ``max_abs``, ``max_abs_index``, ``max_abs_actual``, ``max_abs_expected``; ``mean_abs``; ``mse``, ``rms`` of d.
-    - ``snr_db``: -20 log10 rel_l2. ``cosine``: <a,b> / (||a|| ||b||), 1 for two zero tensors, 0 for one.
-    - ``max_rel``, ``mean_rel``: |d| / |b| over the elements whose expected value is not 0.
-    - ``max_ulp``: largest |d| in units in the last place of the coarser dtype at b (1 for integers).
-    - ``mismatched``: elements with |d| > atol + rtol |b|, and unequal NaN and Inf; ``mismatch_ratio`` = its share;
-      ``first_mismatch``; ``worst_mismatch``: the one furthest beyond what is allowed.
-    - ``p50``, ``p90``, ``p99``, ``p999``: quantiles of |d| over the finite elements, from a histogram with 16 bins an
-      octave: within 1/16 of the exact value (linear inside a bin); an exact 0 is exact.
-    - ``histogram``: ``(lower edge, count)`` of the non-empty octaves of |d|, ``[edge, 2 edge)``; edge 0 counts zeros.
-    - ``nan_*``, ``inf_*``: how many on each side; ``nan_mismatch``: NaN on one side only; ``inf_mismatch``: Inf against
-      anything but the same Inf or a NaN; ``first_nonfinite``: index and ``actual``, ``expected`` or ``both``.
-    - ``max_actual``, ``max_expected``: largest |x|; ``headroom``: max_actual / largest number of the actual's dtype.
-    - ``scale``: least-squares factor <a,b> / <b,b> that maps expected onto actual; ``scale_residual``: rel_l2 that
-      is left after it (not resolved below about 1e-8).
-    - ``by_row``, ``by_position``, ``by_head``: rel_l2 along the axes ``batch``, ``length`` (else ``total``, else
-      ``past``) and ``head``; empty where there is no such axis.
-    """
-
-    count: int
-    rel_l2: float
-    max_abs: float
-    max_abs_index: Index | None
-    max_abs_actual: Number | None
-    max_abs_expected: Number | None
-    mean_abs: float
-    rms: float
-    mse: float
-    snr_db: float
-    cosine: float
-    max_rel: float
-    mean_rel: float
-    max_ulp: float
-    mismatched: int
-    mismatch_ratio: float
-    first_mismatch: Index | None
-    worst_mismatch: Index | None
-    rtol: float
-    atol: float
-    p50: float
-    p90: float
-    p99: float
-    p999: float
-    histogram: tuple[tuple[float, int], ...]
-    nan_actual: int
-    nan_expected: int
-    nan_mismatch: int
-    inf_actual: int
-    inf_expected: int
-    inf_mismatch: int
-    first_nonfinite: tuple[Index, str] | None
-    all_zero_actual: bool
-    all_zero_expected: bool
-    max_actual: float
-    max_expected: float
-    headroom: float
-    scale: float
-    scale_residual: float
-    by_row: tuple[float, ...] = ()
-    by_position: tuple[float, ...] = ()
-    by_head: tuple[float, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dictionary for strict JSON: NaN and Inf become ``"nan"``, ``"inf"``, ``"-inf"``."""
-        return {item.name: encode(getattr(self, item.name)) for item in fields(self)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Metrics:
-        """Inverse of :meth:`to_json`."""
-        return cls(**{name: decode(value) for name, value in data.items()})
-
-
-def encode(value: Any) -> Any:
-    """Make a number, or nested tuples of them, fit for strict JSON."""
-    if isinstance(value, tuple):
-        return [encode(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def decode(value: Any) -> Any:
-    """Inverse of :func:`encode`."""
-    if isinstance(value, list):
-        return tuple(decode(item) for item in value)
-    return float(value) if value in ("nan", "inf", "-inf") else value
 
 
 def measure(
@@ -158,26 +59,47 @@ def measure(
     more are measured by ``threads`` workers (default: one a core, at most 3). Tensors on two devices: the smaller is
     moved. Raises :class:`ShapeMismatch`, and :class:`UsageError` for complex dtypes and for axes that do not fit.
     """
+    pair = prepare(actual, expected, valid, axes)
+    rules = make_rules(pair, rtol, atol, equal_nan)
+    return assemble(walk(pair, rules, threads), pair.actual, pair.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two tensors of one shape on one device, an optional mask of that shape, and the dimensions to split by."""
+
+    actual: torch.Tensor
+    expected: torch.Tensor
+    valid: torch.Tensor | None
+    axes: list[tuple[str, int]]
+
+    def plan(self, block: int) -> Plan:
+        """Cut the pair into boxes of at most ``block`` elements."""
+        return plan([t for t in (self.actual, self.expected, self.valid) if t is not None], self.axes, block)
+
+
+def prepare(actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None, axes: Sequence[str]) -> Pair:
+    """Check that two tensors can be compared, and bring them together. Raises as :func:`measure` does."""
     if actual.shape != expected.shape:
         raise ShapeMismatch(actual.shape, expected.shape)
     if actual.is_complex() or expected.is_complex():
         raise UsageError("complex tensors have no ULP and no order: compare torch.view_as_real of both")
     if axes and len(axes) != actual.dim():
         raise UsageError(f"{len(axes)} axes for {actual.dim()} dimensions: {', '.join(map(repr, axes))}")
-    actual, expected, valid = together(actual.detach(), expected.detach(), valid)
-    coarse = coarser(actual.dtype, expected.dtype)
+    return Pair(*together(actual.detach(), expected.detach(), valid), split_axes(axes))
+
+
+def make_rules(pair: Pair, rtol: float | None, atol: float | None, equal_nan: bool) -> Rules:
+    """Fill in the tolerances that were not given."""
+    coarse = coarser(pair.actual.dtype, pair.expected.dtype)
     default = tolerance(coarse)
-    layout = plan([t for t in (actual, expected, valid) if t is not None], split_axes(axes))
-    rules = Rules(
+    return Rules(
         rtol=default[0] if rtol is None else rtol,
         atol=default[1] if atol is None else atol,
         equal_nan=equal_nan,
         place=spacing(coarse),
-        wide=torch.float64 in (actual.dtype, expected.dtype),
-        row=layout.row,
-        splits=layout.splits,
+        wide=torch.float64 in (pair.actual.dtype, pair.expected.dtype),
     )
-    return assemble(walk(layout, rules, threads), actual, expected)
 
 
 def together(
@@ -205,9 +127,13 @@ def split_axes(axes: Sequence[str]) -> list[tuple[str, int]]:
     return [(name, dim) for name, dim in found if dim is not None]
 
 
-def walk(layout: Plan, rules: Rules, threads: int | None) -> Accumulator:
-    """Run the pass, in the calling thread or in several over equal parts."""
-    size = layout.views[0].numel()
+def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
+    """Run the pass on the device that holds the pair: in one kernel, in this thread, or in several over equal parts."""
+    if cuda.usable(pair.actual):
+        # Float64 numbers beyond the range of their squares are rare; the CPU has the scaled sums for them.
+        with suppress(cuda.OutOfRange):
+            return cuda.accumulate(pair.plan(cuda.BLOCK), rules)
+    layout, size = pair.plan(BLOCK), pair.actual.numel()
     if size < BLOCK // 4:
         return run_part(layout, rules, 0, layout.count)
     workers = min(worker_count(size) if threads is None else threads, max(1, layout.count))
@@ -241,129 +167,8 @@ def single_threaded_torch() -> Iterator[None]:
 
 def run_part(layout: Plan, rules: Rules, first: int, last: int) -> Accumulator:
     """Measure the boxes number ``first`` up to ``last``."""
-    seen = Accumulator(rules, Buffers(min(layout.block, layout.views[0].numel())))
+    seen = Accumulator(rules, layout, Buffers(min(layout.block, layout.views[0].numel())))
     with np.errstate(all="ignore"):
         for start, (actual, expected, *valid) in layout.boxes(first, last):
             seen.add(start, actual, expected, valid[0] if valid else None)
     return seen
-
-
-def assemble(seen: Accumulator, actual: torch.Tensor, expected: torch.Tensor) -> Metrics:
-    """Turn sums into metrics; the few single values that are shown are read from the tensors."""
-    rules, finite, shape = seen.rules, seen.count - seen.nonfinite, actual.shape
-    counts = seen.bins
-    counts[0] = finite - int(counts[1:].sum())
-    at = place(seen.max_abs_at, shape)
-    first = place(seen.first_nonfinite, shape)
-    p50, p90, p99, p999 = quantiles(counts, finite, seen.max_abs)
-    return Metrics(
-        count=seen.count,
-        max_abs=seen.max_abs,
-        max_abs_index=at,
-        max_abs_actual=None if at is None else actual[at].item(),
-        max_abs_expected=None if at is None else expected[at].item(),
-        mean_abs=seen.abs_sum / max(1, finite),
-        max_rel=seen.max_rel,
-        mean_rel=seen.rel_sum / max(1, seen.rel_count),
-        max_ulp=seen.max_steps / rules.place.eps if rules.place.eps else seen.max_abs,
-        mismatched=seen.mismatched,
-        mismatch_ratio=seen.mismatched / max(1, seen.count),
-        first_mismatch=place(seen.first_mismatch, shape),
-        worst_mismatch=place(seen.worst_mismatch, shape),
-        rtol=rules.rtol,
-        atol=rules.atol,
-        p50=p50,
-        p90=p90,
-        p99=p99,
-        p999=p999,
-        histogram=octaves(counts),
-        first_nonfinite=None if first is None else (first, nonfinite_side(actual[first], expected[first])),
-        all_zero_actual=seen.count > 0 and seen.max_actual == 0 and not seen.nan_actual + seen.inf_actual,
-        all_zero_expected=seen.count > 0 and seen.max_expected == 0 and not seen.nan_expected + seen.inf_expected,
-        max_actual=seen.max_actual,
-        max_expected=seen.max_expected,
-        headroom=seen.max_actual / spacing(actual.dtype).largest,
-        nan_actual=seen.nan_actual,
-        nan_expected=seen.nan_expected,
-        nan_mismatch=seen.nan_mismatch,
-        inf_actual=seen.inf_actual,
-        inf_expected=seen.inf_expected,
-        inf_mismatch=seen.inf_mismatch,
-        **norms(seen, finite),
-        **axis_errors(seen),
-    )
-
-
-def axis_errors(seen: Accumulator) -> dict[str, Any]:
-    """Return ``by_row``, ``by_position`` and ``by_head``, as far as there are such axes."""
-    return {split.name: by_axis(*seen.split(i)) for i, split in enumerate(seen.rules.splits)}
-
-
-def norms(seen: Accumulator, finite: int) -> dict[str, Any]:
-    """Return the metrics that are made of sums of squares. Long doubles carry what float64 cannot square."""
-    dd, aa, bb, ab = (seen.total(name) for name in ("difference", "actual", "expected", "product"))
-    norm_a, norm_b = np.sqrt(aa), np.sqrt(bb)
-    rel = math.inf if seen.unequal_nonfinite else ratio(np.sqrt(dd), norm_b)
-    scale = float(ab / bb) if bb else 1.0 if not aa else math.inf
-    cosine = float(ab / (norm_a * norm_b)) if aa and bb else float(not aa and not bb)
-    left = math.sqrt(max(0.0, 1 - cosine * cosine))
-    return {
-        "rel_l2": rel,
-        "mse": float(dd / max(1, finite)),
-        "rms": float(np.sqrt(dd / max(1, finite))),
-        "snr_db": -20 * math.log10(rel) if rel else math.inf,
-        "cosine": min(1.0, max(-1.0, cosine)),
-        "scale": scale,
-        "scale_residual": ratio(left, abs(cosine)) if aa and bb else rel,
-    }
-
-
-def ratio(error: Any, size: Any) -> float:
-    """Return error / size, with 0 for 0/0 and inf for x/0."""
-    if not error:
-        return 0.0
-    return float(error / size) if size else math.inf
-
-
-def by_axis(errors: Any, sizes: Any) -> tuple[float, ...]:
-    """Return the relative L2 error of each index of an axis, from squared errors and sizes."""
-    return tuple(ratio(error, size) for error, size in zip(np.sqrt(errors), np.sqrt(sizes), strict=True))
-
-
-def place(flat: int, shape: Sequence[int]) -> Index | None:
-    """Return the index of a flat position, None for -1."""
-    return None if flat < 0 else unravel(flat, shape)
-
-
-def nonfinite_side(actual: torch.Tensor, expected: torch.Tensor) -> str:
-    """Tell on which side one element is NaN or Inf."""
-    a, b = (not math.isfinite(x.item()) for x in (actual, expected))
-    return "both" if a and b else "actual" if a else "expected"
-
-
-def lower_edges(bins: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the smallest float64 that falls into each bin; bin 0 holds the zeros."""
-    return np.where(bins == 0, 0.0, ((bins + (LOWEST_BIN - 1)) << BIN_SHIFT).view(np.float64))
-
-
-def quantiles(counts: npt.NDArray[np.int64], count: int, largest: float) -> list[float]:
-    """Return the values below which each of ``QUANTILES`` of the elements lies, linear within a bin."""
-    if not largest:
-        return [0.0] * len(QUANTILES)
-    bins = np.flatnonzero(counts)
-    numbers = counts[bins]
-    upto = np.cumsum(numbers)
-    ranks = np.array(QUANTILES) * count
-    at = np.searchsorted(upto, ranks)
-    low, high = lower_edges(bins[at]), lower_edges(bins[at] + 1)
-    inside = (ranks - upto[at] + numbers[at]) / numbers[at]
-    found = np.where(bins[at] == 0, 0.0, low + (high - low) * inside)
-    return [float(x) for x in np.minimum(found, largest)]
-
-
-def octaves(counts: npt.NDArray[np.int64]) -> tuple[tuple[float, int], ...]:
-    """Sum the bins by octave and return the non-empty ones, zeros first."""
-    zeros, sums = int(counts[0]), counts[1:].reshape(-1, 16).sum(axis=1)
-    found = np.flatnonzero(sums)
-    head = ((0.0, zeros),) if zeros else ()
-    return (*head, *zip(lower_edges(found * 16 + 1).tolist(), sums[found].tolist(), strict=True))

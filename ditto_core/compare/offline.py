@@ -31,23 +31,31 @@ def compare_offline(
     """
     results: list[SiteResult] = []
     missing = one_sided(pairs)
+    tolerance = tolerance or Tolerance()
     order: dict[str, int] = {}
     for pair in pairs.pairs():
         if pair.problem:
             missing[pair.name] = pair.problem
             continue
-        metrics = measure(pair.actual, pair.expected, rtol=rtol, atol=atol, equal_nan=equal_nan)
+        rule = tolerance.rule_for((pair.name,), pair.step)
+        metrics = measure(
+            pair.actual,
+            pair.expected,
+            rtol=rtol if rule is None or rule.rtol is None else rule.rtol,
+            atol=atol if rule is None or rule.atol is None else rule.atol,
+            equal_nan=equal_nan,
+        )
         place = order.setdefault(pair.name, len(order))
         results.append(SiteResult(pair.step, pair.name, place, metrics, UNJUDGED))
         if not dtype and pair.actual.is_floating_point():
             dtype = pairs.actual.info.get("dtype") or str(pair.actual.dtype).removeprefix("torch.")
-    tolerance = tolerance or Tolerance()
     known = dtype if dtype in EPSILON else "float32"
     taps = tuple(Tap(name, name) for name in order)
+    info = dump_info(pairs.actual, known)
     return Comparison(
-        engine=dump_info(pairs.actual, known),
+        engine=info,
         reference=dump_info(pairs.expected, known),
-        results=judge(results, tolerance, taps, known),
+        results=judge(results, tolerance, taps, info),
         tolerance=tolerance,
         missing=missing,
         taps=taps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,14 @@ from ditto_core.errors import UsageError, nearest
 from ditto_core.sites import matches
 
 if TYPE_CHECKING:
+    from ditto_core.backends.base import KernelProperty
     from ditto_core.compare.metrics import Metrics
+    from ditto_core.compare.tokens import LogitsMetrics
 
 WITHIN, EXPLAINED, DIVERGED = "within", "explained", "diverged"
+
 FACTOR = 4.0
+"""How many times the noise floor a healthy engine may show; benchmarks/tolerance.md has the measurement."""
 
 EPSILON: Mapping[str, float] = {
     "float64": 2.0**-52,
@@ -26,21 +30,45 @@ EPSILON: Mapping[str, float] = {
 }
 """Machine epsilon by dtype (distance from 1 to the next number)."""
 
-TABLE: Mapping[str, float] = {
-    "float64": 1e-7,
-    "float32": 1e-4,
-    "float16": 5e-3,
-    "bfloat16": 5e-2,
+TABLE: Mapping[str, float] = {"float64": 1e-12, "float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
+"""rel-L2 bounds of accumulated error where no noise floor was measured: about ten times the floors of real models."""
+
+QUANTIZED: Mapping[str, tuple[float, float]] = {
+    "int8": (0.0014, 0.95),
+    "q6": (0.0055, 0.95),
+    "q5": (0.011, 0.93),
+    "int4": (0.043, 0.89),
+    "q4": (0.043, 0.89),
 }
-"""rel-L2 bounds where no noise floor was measured."""
+"""Bounds on mean KL (nats) and top-1 agreement of quantized engines: llama.cpp's published measurements of healthy
+quantizations (pull requests 6936 and 12557). Their single layers are not judged."""
+
+METRICS = (
+    "rel_l2",
+    "max_abs",
+    "mean_abs",
+    "rms",
+    "mse",
+    "max_rel",
+    "mean_rel",
+    "max_ulp",
+    "mismatched",
+    "mismatch_ratio",
+    "p50",
+    "p90",
+    "p99",
+    "p999",
+    "scale_residual",
+)
+"""Metrics that a rule may bound from above."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """A user's bound on ``metric`` at the sites that match ``selector`` (at ``step``, where given).
 
-    ``status`` is what exceeding the noise floor but not this bound means: ``within``, or ``explained`` by ``reason``.
-    ``max_mismatch_ratio`` is the share of elements that may lie outside the metric's element-wise tolerance.
+    ``rtol`` and ``atol`` set the element-wise tolerance behind ``mismatched`` and ``mismatch_ratio``. A rule with a
+    ``reason`` makes what it allows ``explained``, not ``within``.
     """
 
     selector: str
@@ -48,6 +76,15 @@ class Rule:
     metric: str = "rel_l2"
     step: int | None = None
     reason: str = ""
+    rtol: float | None = None
+    atol: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            hint = nearest(self.metric, METRICS)
+            raise UsageError(f"no tolerance on {self.metric!r} can be set, expected {', '.join(METRICS)}{hint}")
+        if not self.bound >= 0:
+            raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a number of 0 or more")
 
     def applies(self, sites: Sequence[str], step: int) -> bool:
         """Tell whether the rule speaks of a site (by any of its names) at a step."""
@@ -96,31 +133,59 @@ class Tolerance:
         if value is None:
             return cls()
         if isinstance(value, int | float):
-            return cls(factor=float(value))
+            return cls(factor=positive(value))
         if not isinstance(value, Mapping):
             raise UsageError(f"a tolerance is a number or a table of selectors, got {type(value).__name__}")
         rules = tuple(parse_rule(selector, bound) for selector, bound in value.items() if selector != "factor")
-        return cls(float(value.get("factor", FACTOR)), rules)
+        return cls(positive(value.get("factor", FACTOR)), rules)
 
-    def judge(self, sites: Sequence[str], step: int, metrics: Metrics, dtype: str, floor: float | None) -> Verdict:
-        """Judge a site's metrics; ``dtype`` is the engine's, ``floor`` the reference's own rel-L2 error there."""
-        for rule in reversed(self.rules):
-            if rule.applies(sites, step):
-                return self._by_rule(rule, metrics)
-        if floor is not None:
-            # Rounding alone costs half of epsilon at most; a floor below that was measured where chance was kind.
-            base = max(floor, EPSILON[dtype] / 2)
-            rule_text = f"{self.factor:g} x noise floor {base:.1e}"
-            return decide("rel_l2", metrics.rel_l2, self.factor * base, rule_text)
-        return decide("rel_l2", metrics.rel_l2, TABLE[dtype], f"table for {dtype}, no floor measured")
+    def over(self, other: Tolerance) -> Tolerance:
+        """Return both sets of rules, these overriding ``other``'s, with this factor unless it is the default."""
+        factor = self.factor if self.factor != FACTOR else other.factor
+        return Tolerance(factor, (*other.rules, *self.rules))
 
-    def _by_rule(self, rule: Rule, metrics: Metrics) -> Verdict:
-        value = float(getattr(metrics, rule.metric))
-        text = f"rule {rule.selector!r}" + (f": {rule.reason}" if rule.reason else "")
-        verdict = decide(rule.metric, value, rule.bound, text)
-        if verdict.ok and rule.reason:
-            return Verdict(EXPLAINED, *(getattr(verdict, n) for n in ("metric", "value", "bound", "rule")))
-        return verdict
+    def rule_for(self, sites: Sequence[str], step: int) -> Rule | None:
+        """Return the rule that decides at a site and step: the last that applies."""
+        return next((rule for rule in reversed(self.rules) if rule.applies(sites, step)), None)
+
+    def judge(
+        self,
+        sites: Sequence[str],
+        step: int,
+        metrics: Metrics,
+        dtype: str,
+        floor: float | None = None,
+        kernels: Iterable[KernelProperty] = (),
+    ) -> Verdict:
+        """Judge a site's metrics.
+
+        ``sites`` are the site's names, ``dtype`` is the engine's, ``floor`` the reference's own rel-L2 error there,
+        ``kernels`` the engine's measured kernel properties. In this order: a user's rule; the noise floor; the noise
+        floor widened by a kernel property, which makes the result ``explained``; the table by dtype.
+        """
+        rule = self.rule_for(sites, step)
+        if rule is not None:
+            return by_rule(rule, metrics)
+        if dtype in QUANTIZED:
+            return Verdict(
+                EXPLAINED, "rel_l2", metrics.rel_l2, math.inf, f"{dtype}: judged by KL and top-1 of the logits"
+            )
+        if floor is None:
+            return decide("rel_l2", metrics.rel_l2, TABLE[dtype], f"table for {dtype}, no floor measured")
+        return self._by_floor(step, metrics.rel_l2, max(floor, EPSILON[dtype] / 2), kernels)
+
+    def _by_floor(self, step: int, error: float, floor: float, kernels: Iterable[KernelProperty]) -> Verdict:
+        plain = decide("rel_l2", error, self.factor * floor, f"{self.factor:g} x noise floor {floor:.1e}")
+        if plain.ok:
+            return plain
+        for kernel in kernels:
+            # The probe's ratio is that of one product; half of the factor leaves room for what accumulates.
+            wide = self.factor / 2 * kernel.ratio * floor
+            if error <= wide and kernel.phase in ("both", "prefill" if step == 0 else "decode"):
+                multiple = f"{self.factor / 2:g} x {kernel.ratio:.3g} x noise floor {floor:.1e}"
+                text = f"{kernel.name}: {kernel.evidence}; {multiple}"
+                return Verdict(EXPLAINED, "rel_l2", error, wide, text)
+        return plain
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -132,19 +197,54 @@ class Tolerance:
         return cls(data["factor"], tuple(Rule(**rule) for rule in data["rules"]))
 
 
+def judge_logits(logits: LogitsMetrics, dtype: str) -> tuple[Verdict, ...]:
+    """Judge a quantized engine's logits at one step by mean KL and top-1 agreement; nothing for other dtypes."""
+    if dtype not in QUANTIZED:
+        return ()
+    kl, agreement = QUANTIZED[dtype]
+    return (
+        decide("kl_mean", logits.kl_mean, kl, f"table for {dtype}"),
+        decide("top1_disagreement", 1 - logits.top1_agreement, 1 - agreement, f"table for {dtype}"),
+    )
+
+
+def by_rule(rule: Rule, metrics: Metrics) -> Verdict:
+    """Judge by a user's rule."""
+    text = f"rule {rule.selector!r}" + (f": {rule.reason}" if rule.reason else "")
+    verdict = decide(rule.metric, float(getattr(metrics, rule.metric)), rule.bound, text)
+    if verdict.ok and rule.reason:
+        return Verdict(EXPLAINED, verdict.metric, verdict.value, verdict.bound, text)
+    return verdict
+
+
 def decide(metric: str, value: float, bound: float, rule: str) -> Verdict:
     """Compare a value with its bound; NaN never passes."""
     return Verdict(WITHIN if value <= bound else DIVERGED, metric, value, bound, rule)
 
 
+def positive(value: Any) -> float:
+    """Return a factor. Raises :class:`UsageError` when it is no positive number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UsageError(f"the tolerance factor is {value!r}, expected a positive number such as 4")
+    return float(value)
+
+
 def parse_rule(selector: str, value: Any) -> Rule:
-    """Read one rule of a table: a number (rel-L2 bound), or a table with the fields of :class:`Rule`."""
-    if isinstance(value, int | float):
+    """Read one rule of a table: a number (rel-L2 bound), or a table with the fields of :class:`Rule`.
+
+    ``max_mismatch_ratio`` is short for ``metric = "mismatch_ratio"`` with that bound.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return Rule(selector, float(value))
-    if not isinstance(value, Mapping) or "bound" not in value:
+    if not isinstance(value, Mapping):
         raise UsageError(f"tolerance for {selector!r} is {value!r}, expected a number or a table with 'bound'")
+    fields = dict(value)
+    if "max_mismatch_ratio" in fields:
+        fields |= {"bound": fields.pop("max_mismatch_ratio"), "metric": "mismatch_ratio"}
     known = [name for name in Rule.__dataclass_fields__ if name != "selector"]
-    for name in value:
+    for name in fields:
         if name not in known:
             raise UsageError(f"tolerance for {selector!r} has no field {name!r}{nearest(name, known)}")
-    return Rule(selector, **value)
+    if not isinstance(fields.get("bound"), int | float):
+        raise UsageError(f"tolerance for {selector!r} has no 'bound', expected a number")
+    return Rule(selector, **fields)

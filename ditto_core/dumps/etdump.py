@@ -7,21 +7,17 @@ torch loads tensors only. The child leaves a safetensors file; see ``etdump_chil
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from safetensors import safe_open
-
 from ditto_core.dumps.base import Dump, Format, Tensors, natural, starts_with
 from ditto_core.dumps.files import open_safetensors
 from ditto_core.errors import BackendError, TraceError
+from ditto_core.isolate import run_isolated
+from ditto_core.trace.files import first_line
 
 _MAGIC = b"ED00"
 _TIMEOUT = 600.0
@@ -31,6 +27,15 @@ _SEVERAL_RUNS = "Tensors Debug Data is different"
 def is_etdump(path: Path) -> bool:
     """Tell by the identifier of the flatbuffer (mostly one with a size before it) whether a file is an ETDump."""
     return starts_with(path, _MAGIC, offset=8) or starts_with(path, _MAGIC, offset=4)
+
+
+def check_size(path: Path) -> None:
+    """Raise :class:`TraceError` when an ETDump is shorter than the size that it begins with."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    size, found = int.from_bytes(head[:4], "little") + 4, path.stat().st_size
+    if head[4:8] != _MAGIC and found < size:
+        raise TraceError(f"{path} is truncated: it has {found} bytes, expected {size}")
 
 
 def is_etrecord(path: Path) -> bool:
@@ -52,16 +57,19 @@ def open_etdump(path: Path, etrecord: Path | str | None = None, debug_buffer: Pa
     """Open an ETDump, or the folder that holds one, as a dump of one step.
 
     Without ``etrecord`` and ``debug_buffer`` the files beside it are looked at: an archive that is an ETRecord, and
-    the one file that is neither, with ``debug`` in its name. Raises :class:`TraceError` when there is more than one
-    ETDump or no debug buffer, or when the Inspector fails; :class:`BackendError` when ExecuTorch is not installed.
+    the one file with ``debug`` in its name. Raises :class:`TraceError` when there is more than one ETDump, no debug
+    buffer, a damaged file, or when the Inspector fails; :class:`BackendError` when ExecuTorch is not installed.
     """
     found = etdumps(path)
     if len(found) > 1:
         raise TraceError(f"{path} holds {len(found)} ETDumps ({', '.join(p.name for p in found)}), name one of them")
+    check_size(found[0])
     if importlib.util.find_spec("executorch") is None:
         raise BackendError("reading an ETDump needs ExecuTorch: pip install 'pytest-ditto-engine[executorch]'")
     record = Path(etrecord) if etrecord else beside(found[0], is_etrecord)
     buffer = Path(debug_buffer) if debug_buffer else beside(found[0], lambda p: "debug" in p.name)
+    if record and not is_etrecord(record):
+        raise TraceError(f"{record} is not an ETRecord, or a damaged one")
     if buffer is None:
         raise TraceError(f"{found[0]} has no debug buffer beside it: name the file with debug_buffer=")
     notes = () if record else (f"{path} has no ETRecord beside it: tensors are named by operator, not by module",)
@@ -83,33 +91,28 @@ def inspect(etdump: Path, etrecord: Path | None, buffer: Path) -> Tensors:
     """Run the Inspector in a child process and return the tensors that it found, in the order of execution."""
     with tempfile.TemporaryDirectory(prefix="ditto-etdump-") as folder:
         output = Path(folder) / "tensors.safetensors"
-        run_child(etdump, [str(etdump), str(etrecord or ""), str(buffer), str(output)])
+        paths = {"etdump": etdump, "etrecord": etrecord or "", "buffer": buffer, "output": output}
+        try:
+            order = run_isolated(
+                "ditto_core.dumps.etdump_child:convert",
+                {name: str(path) for name, path in paths.items()},
+                timeout=_TIMEOUT,
+                env={"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": ""},
+                failure=TraceError,
+            )
+        except TraceError as error:
+            raise TraceError(f"{etdump} cannot be read by ExecuTorch's Inspector: {reason(error)}") from error
         tensors = open_safetensors(output)
-        with safe_open(output, framework="pt") as file:
-            order = json.loads(file.metadata()["order"])
         # The folder goes away with this block, and tensors may be mapped from it: hold them in memory.
         return {name: tensors[name].clone() for name in order}
 
 
-def run_child(etdump: Path, arguments: list[str]) -> None:
-    """Run ``etdump_child``. Raises :class:`TraceError` with the last line of its log when it fails."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
-    }
-    environment.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
-    command = [sys.executable, "-m", "ditto_core.dumps.etdump_child", *arguments]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise TraceError(f"{etdump} cannot be read: the Inspector took more than {_TIMEOUT:.0f} s") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no output"]
-        if _SEVERAL_RUNS in lines[-1]:
-            raise TraceError(f"{etdump} holds several runs on different data; the Inspector reads one run a file")
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        raise TraceError(f"{etdump} cannot be read: ExecuTorch's Inspector ended with {how}: {lines[-1][:300]}")
+def reason(error: TraceError) -> str:
+    """Say in one line why the Inspector failed."""
+    line = first_line(error)
+    if _SEVERAL_RUNS in line:
+        return "it holds several runs on different data, expected one run a file"
+    return line.partition("child process: ")[2] or line
 
 
 FORMATS = (Format("etdump", lambda path: bool(etdumps(path)), open_etdump, options=("etrecord", "debug_buffer")),)

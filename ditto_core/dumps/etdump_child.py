@@ -1,26 +1,29 @@
-"""Child process of ``etdump.py``: ``python -m ditto_core.dumps.etdump_child ETDUMP ETRECORD BUFFER OUTPUT``.
+"""What ``etdump.py`` runs in a child process: ExecuTorch's Inspector, whose tensors go to a safetensors file.
 
-Writes every tensor that the Inspector shows, in the order of execution, to a safetensors file. A tensor that is the
-output of a module is named by the module's path, every other one ``et:{instruction}.{operator}`` (``:1`` … for the
-further outputs of an operator).
+A tensor that is the output of a module is named by the module's path, every other one ``et:{instruction}.{operator}``
+(``:1`` … for the further outputs of an operator).
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import subprocess
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from ditto_core.errors import TraceError
 
-def main(etdump: str, etrecord: str, buffer: str, output: str) -> None:
-    """Read, name and write."""
+
+def convert(etdump: str, etrecord: str, buffer: str, output: str) -> list[str]:
+    """Read, name and write every tensor that the Inspector shows; return their names in the order of execution."""
     from executorch.devtools import Inspector
 
-    inspector = Inspector(etdump_path=etdump, etrecord=etrecord or None, debug_buffer_path=buffer)
+    try:
+        inspector = Inspector(etdump_path=etdump, etrecord=etrecord or None, debug_buffer_path=buffer)
+    except subprocess.CalledProcessError as error:  # its text is a long command line
+        raise TraceError(f"its parser flatc ended with code {error.returncode}") from error
     events = [e for block in inspector.event_blocks for e in block.events if e.debug_data]
     program = inspector._etrecord.edge_dialect_program if etrecord else None
     if isinstance(program, dict):
@@ -29,7 +32,8 @@ def main(etdump: str, etrecord: str, buffer: str, output: str) -> None:
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in named(events, modules):
         tensors.setdefault(name, tensor.clone().contiguous())
-    save_file(tensors, output, metadata={"order": json.dumps(list(tensors))})
+    save_file(tensors, output)
+    return list(tensors)
 
 
 def module_outputs(nodes: Iterable[Any]) -> dict[int, list[tuple[str, tuple[int, ...] | None]]]:
@@ -88,7 +92,3 @@ def reshaped(tensor: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tenso
     if shape is None or tensor.numel() != torch.Size(shape).numel():
         return tensor
     return tensor.reshape(shape)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

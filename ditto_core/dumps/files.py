@@ -92,7 +92,7 @@ def load_pt(source: Path | IO[bytes], name: str) -> Any:
 def flatten(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of nested dictionaries and lists; a scalar becomes a tensor without dimensions.
 
-    Raises :class:`TraceError` for anything else.
+    Raises ``TypeError`` for anything else.
     """
     if isinstance(value, torch.Tensor):
         yield name or "tensor", value.detach()
@@ -103,7 +103,7 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         for key, item in items:
             yield from flatten(item, f"{name}.{key}" if name else str(key))
     elif value is not None:
-        raise TraceError(f"entry {name!r} is of type {type(value).__name__}, expected tensors")
+        raise TypeError(f"entry {name!r} is of type {type(value).__name__}, expected tensors")
 
 
 OPENERS: Mapping[str, Callable[[Path], Tensors]] = {

@@ -174,7 +174,10 @@ def suffix_pairs(left: Sequence[str], right: Sequence[str]) -> dict[str, str]:
 
     Returns left -> right. Raises :class:`TraceError` when a name has several partners.
     """
-    choices = {a: [b for b in right if ends_with(a, b) or ends_with(b, a)] for a in left}
+    by_last: dict[str, list[str]] = {}
+    for b in right:
+        by_last.setdefault(last_component(b), []).append(b)
+    choices = {a: [b for b in by_last.get(last_component(a), ()) if ends_with(a, b) or ends_with(b, a)] for a in left}
     taken: dict[str, str] = {}
     for a, partners in choices.items():
         if len(partners) > 1:
@@ -191,3 +194,8 @@ def suffix_pairs(left: Sequence[str], right: Sequence[str]) -> dict[str, str]:
 def ends_with(long: str, short: str) -> bool:
     """Tell whether ``short`` is made of the last components of ``long``."""
     return long.endswith((f".{short}", f"/{short}"))
+
+
+def last_component(name: str) -> str:
+    """Return what follows the last dot or slash."""
+    return re.split(r"[./]", name)[-1]

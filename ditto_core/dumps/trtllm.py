@@ -77,7 +77,7 @@ def open_trtllm(path: Path, rank: int | str | None = None) -> Dump:
     if rank is None and len(ranks) > 1:
         notes.append(f"{path} holds {len(ranks)} ranks ({', '.join(ranks)}); compared is {place}, choose with rank=")
     if steps := python_steps(leaf):
-        info |= {"layout": "Python runtime", "dtype": "float32 (whatever the engine's dtype)"}
+        info |= {"layout": "Python runtime", "stored as": "float32, whatever the engine's dtype"}
         return Dump(
             path, "trtllm", [partial(open_step, files) for files in steps.values()], info, (*notes, *gaps(path, steps))
         )

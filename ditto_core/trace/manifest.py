@@ -129,6 +129,8 @@ class Manifest:
         steps = tuple(StepMeta.from_json(s) for s in data["steps"])
         if [s.index for s in steps] != list(range(len(steps))):
             raise ValueError(f"its steps are numbered {[s.index for s in steps]}")
+        if len({len(s.tokens) for s in steps if s.tokens}) > 1:
+            raise ValueError("its steps have tokens of different numbers of rows")
         return cls(
             session=SessionInfo(**data["session"]),
             taps=tuple(Tap.from_json(t) for t in data["taps"]),

@@ -18,67 +18,69 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def ditto(shared_cache_dir):
+def command(shared_cache_dir):
     def run(*arguments, **env):
         variables = {**os.environ, "DITTO_CACHE_DIR": str(shared_cache_dir), **env}
-        command = [sys.executable, "-m", "ditto_core", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+        line = [sys.executable, "-m", "ditto_core", *map(str, arguments)]
+        return subprocess.run(line, capture_output=True, text=True, env=variables, check=False)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def engine_dir(ditto, model_dir, tmp_path_factory):
+def engine_dir(command, model_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("engines") / "engine"
-    done = ditto("build", model_dir, "--output-dir", out, "--add-output", "model.layers.*.mlp", "--add-output", "**.?_proj")
+    done = command(
+        "build", model_dir, "--output-dir", out, "--add-output", "model.layers.*.mlp", "--add-output", "**.?_proj"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(out)
     return out
 
 
-def dump(ditto, engine_dir, folder, ids="3,4,5"):
-    done = ditto("run", "--engine-dir", engine_dir, "--input-ids", ids, "--max-output-len", "3", "--dump-dir", folder)
+def dump(command, engine_dir, folder, ids="3,4,5"):
+    done = command("run", "--engine-dir", engine_dir, "--input-ids", ids, "--max-output-len", "3", "--dump-dir", folder)
     assert done.returncode == 0, done.stderr
     return done
 
 
-def test_run_dumps_every_step_as_safetensors_text_and_manifest(ditto, engine_dir, tmp_path):
-    done = dump(ditto, engine_dir, tmp_path / "a")
+def test_run_dumps_every_step_as_safetensors_text_and_manifest(command, engine_dir, tmp_path):
+    done = dump(command, engine_dir, tmp_path / "a")
     names = sorted(p.name for p in (tmp_path / "a").iterdir())
-    assert names == ["manifest.json"] + sorted(f"step{i}.{end}" for i in range(3) for end in ("safetensors", "txt"))
+    assert names == ["manifest.json", *sorted(f"step{i}.{end}" for i in range(3) for end in ("safetensors", "txt"))]
     assert "model.layers.1.mlp" in (tmp_path / "a" / "step0.txt").read_text()
     assert len(json.loads(done.stdout)) == 3
 
 
-def test_two_runs_of_one_engine_are_the_same(ditto, engine_dir, tmp_path):
-    dump(ditto, engine_dir, tmp_path / "a")
-    dump(ditto, engine_dir, tmp_path / "b")
-    done = ditto("compare", tmp_path / "a", tmp_path / "b")
+def test_two_runs_of_one_engine_are_the_same(command, engine_dir, tmp_path):
+    dump(command, engine_dir, tmp_path / "a")
+    dump(command, engine_dir, tmp_path / "b")
+    done = command("compare", tmp_path / "a", tmp_path / "b")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_different_prompts_differ_with_exit_code_1(ditto, engine_dir, tmp_path):
-    dump(ditto, engine_dir, tmp_path / "a")
-    dump(ditto, engine_dir, tmp_path / "b", ids="3,4,6")
-    assert ditto("compare", tmp_path / "a", tmp_path / "b").returncode == 1
+def test_different_prompts_differ_with_exit_code_1(command, engine_dir, tmp_path):
+    dump(command, engine_dir, tmp_path / "a")
+    dump(command, engine_dir, tmp_path / "b", ids="3,4,6")
+    assert command("compare", tmp_path / "a", tmp_path / "b").returncode == 1
 
 
-def test_different_lengths_cannot_be_compared(ditto, engine_dir, tmp_path):
-    dump(ditto, engine_dir, tmp_path / "a")
-    dump(ditto, engine_dir, tmp_path / "b", ids="3,4")
-    done = ditto("compare", tmp_path / "a", tmp_path / "b")
+def test_different_lengths_cannot_be_compared(command, engine_dir, tmp_path):
+    dump(command, engine_dir, tmp_path / "a")
+    dump(command, engine_dir, tmp_path / "b", ids="3,4")
+    done = command("compare", tmp_path / "a", tmp_path / "b")
     assert done.returncode == 2, done.stdout
 
 
-def test_raw_names_and_aliases_name_outputs(ditto, model_dir, tmp_path):
-    done = ditto("build", model_dir, "--output-dir", tmp_path / "e", TRTLLM_ADD_OUTPUT='{"fx:linear_3": "inter"}')
+def test_raw_names_and_aliases_name_outputs(command, model_dir, tmp_path):
+    done = command("build", model_dir, "--output-dir", tmp_path / "e", TRTLLM_ADD_OUTPUT='{"fx:linear_3": "inter"}')
     assert done.returncode == 0, done.stderr
     taps = json.loads((tmp_path / "e" / "engine.json").read_text())["taps"]
     assert [tap["site"] for tap in taps] == ["inter"]
 
 
-def test_artifacts_hold_the_graph_and_its_node_names(ditto, model_dir, tmp_path):
-    done = ditto("build", model_dir, "--add-output", "model.layers.*", DEBUG_ARTIFACTS_DIR=str(tmp_path))
+def test_artifacts_hold_the_graph_and_its_node_names(command, model_dir, tmp_path):
+    done = command("build", model_dir, "--add-output", "model.layers.*", DEBUG_ARTIFACTS_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.iterdir()
     names = {p.name for p in folder.iterdir()}
@@ -101,19 +103,23 @@ def test_artifacts_hold_the_graph_and_its_node_names(ditto, model_dir, tmp_path)
         (["run", "--engine-dir", "{engine}", "--input-text", ""], "the prompt is empty"),
         (["run", "--engine-dir", "{engine}", "--input-text", "hello"], "no tokenizer at"),
         (["run", "--engine-dir", "{engine}", "--input-ids", "1,x"], "expected whole numbers"),
-        (["run", "--engine-dir", "{engine}", "--input-ids", "1", "--max-output-len", "9999"], "outside the engine's profile"),
-        (["compare", "{engine}", "{engine}/nowhere"], "does not exist"),
+        (
+            ["run", "--engine-dir", "{engine}", "--input-ids", "1", "--max-output-len", "9999"],
+            "outside the engine's profile",
+        ),
+        (["compare", "{engine}/nowhere", "{engine}"], "does not exist"),
+        (["compare", "{engine}", "{model}"], "is not a dump of a known format"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(ditto, model_dir, engine_dir, arguments, message):
-    done = ditto(*(a.format(model=model_dir, engine=engine_dir) for a in arguments))
+def test_bad_input_is_one_line_and_exit_code_2(command, model_dir, engine_dir, arguments, message):
+    done = command(*(a.format(model=model_dir, engine=engine_dir) for a in arguments))
     assert done.returncode == 2, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if not line.endswith("…")]
     assert len(lines) == 1
     assert message in lines[0]
 
 
-def test_doctor_lists_backends(ditto):
-    done = ditto("doctor")
+def test_doctor_lists_backends(command):
+    done = command("doctor")
     assert done.returncode == 0, done.stderr
     assert "onnxruntime" in done.stdout

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import pytest
 import torch
@@ -306,6 +307,7 @@ def edit(data, **changes):
         (lambda d: json.dumps(edit(d, steps=d["steps"][1:])), r"steps are numbered \[1\]"),
         (lambda d: json.dumps(edit(d, steps=[edit(d["steps"][0], file="../x")])), "not in the trace's directory"),
         (lambda d: json.dumps(edit(d, taps=[{"name": "x"}])), "damaged"),
+        (lambda d: json.dumps(edit(d, steps=[edit(d["steps"][0], tokens=[1, 2]), d["steps"][1]])), "numbers of rows"),
     ],
 )
 def test_a_damaged_manifest_is_named(tmp_path, change, message):
@@ -320,3 +322,13 @@ def test_a_damaged_manifest_is_named(tmp_path, change, message):
 def test_a_directory_without_a_manifest_is_no_trace(tmp_path):
     with pytest.raises(TraceError, match=r"is not a trace: it has no manifest.json"):
         Trace.open(tmp_path)
+
+
+def test_a_tap_that_went_to_disk_is_not_kept_in_memory(tmp_path):
+    with TraceWriter(tmp_path, INFO, TAPS) as writer, writer.step({}) as sink:
+        tensor = torch.zeros(1 << 16)
+        alive = weakref.ref(tensor)
+        sink.tap(TAPS[0].site, tensor)
+        del tensor
+        assert alive() is None
+        sink.finish({})

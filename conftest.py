@@ -1,0 +1,22 @@
+"""Shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parent
+
+
+@pytest.fixture
+def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Run this checkout in child processes too, and leave the user's settings and cache alone."""
+    for variable in [name for name in os.environ if name.startswith("DITTO_")] + ["DEBUG_ARTIFACTS_DIR", "CI"]:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")  # it imports all of hypothesis at each run's end
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("DITTO_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "ditto-cache"))

@@ -1,0 +1,94 @@
+"""`ditto inspect`: what is in a built engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ditto_core.backends.base import EngineTensor, Inspection
+    from ditto_core.engine import Engine
+
+
+def command(
+    engine: Annotated[Path, typer.Argument(help="Engine directory, as `ditto build` prints it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    layers: Annotated[bool, typer.Option(help="Show layers and kernels.")] = True,
+) -> None:
+    """Show an engine's inputs, outputs, profiles, layers, taps and where each tap comes from."""
+    from ditto_core.backends.base import Inspectable, get_backend
+    from ditto_core.engine import Engine
+
+    built = Engine.load(engine)
+    backend = get_backend(built.spec.backend)
+    inside = backend.inspect(built.directory) if isinstance(backend, Inspectable) else None
+    if as_json:
+        typer.echo(json.dumps(to_json(built, inside), indent=1, default=str))
+        return
+    console = Console()
+    console.print(f"{built.spec.model.label} {built.spec.label}: {len(built.taps)} taps", highlight=False)
+    for table in tables(built, inside, layers):
+        if table.row_count:
+            console.print(table)
+
+
+def to_json(engine: Engine, inside: Inspection | None) -> dict[str, Any]:
+    """Return everything that is known of an engine as a JSON-ready dictionary."""
+    return {
+        "directory": str(engine.directory),
+        "spec": engine.spec.to_json(),
+        "versions": dict(engine.versions),
+        "facts": dict(engine.facts),
+        "taps": [tap.to_json() for tap in engine.taps],
+        "refused": dict(engine.refused),
+        "engine": asdict(inside) if inside else None,
+    }
+
+
+def tables(engine: Engine, inside: Inspection | None, layers: bool) -> Iterable[Table]:
+    """Yield the tables to print, the shortest first."""
+    facts = {**engine.versions, **engine.facts, **(inside.facts if inside else {})}
+    yield table("facts", ("name", "value"), [(name, str(value)) for name, value in facts.items()])
+    if inside:
+        yield table("inputs", ("name", "dtype", "shape"), map(border, inside.inputs))
+        yield table("outputs", ("name", "dtype", "shape"), map(border, inside.outputs))
+        yield table("profiles", ("#", "dimension", "min", "opt", "max"), profile_rows(inside.profiles))
+    yield table(
+        "taps",
+        ("site", "value", "class", "source"),
+        [(t.site, t.value, short(t.module_class), t.source) for t in engine.taps],
+    )
+    yield table("not tapped", ("site", "reason"), list(engine.refused.items()))
+    if inside and layers:
+        rows = [(layer.name, layer.kind, layer.kernel, ", ".join(layer.modules)) for layer in inside.layers]
+        yield table("layers", ("name", "kind", "kernel", "modules"), rows)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a plain table."""
+    made = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        made.add_row(*(cell.replace("[", "\\[") for cell in row))
+    return made
+
+
+def border(tensor: EngineTensor) -> tuple[str, str, str]:
+    """Return a row about an input or output."""
+    return tensor.name, tensor.dtype, ", ".join(map(str, tensor.shape))
+
+
+def profile_rows(profiles: Sequence[Mapping[str, tuple[int, int, int]]]) -> list[tuple[str, ...]]:
+    """Return one row a profile and dimension."""
+    return [(str(i), name, *map(str, sizes)) for i, profile in enumerate(profiles) for name, sizes in profile.items()]
+
+
+def short(name: str) -> str:
+    """Return a class name without its package."""
+    return name.rpartition(".")[2]

@@ -1,0 +1,146 @@
+"""From sums to :class:`Metrics`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ditto_core.compare._accumulate import Accumulator
+from ditto_core.compare._blocks import unravel
+from ditto_core.compare._record import Index, Metrics
+from ditto_core.compare.ulp import spacing
+
+OCTAVE = 128
+"""Bins in an octave: bfloat16 has 7 bits of mantissa."""
+
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+
+
+def assemble(seen: Accumulator, actual: torch.Tensor, expected: torch.Tensor) -> Metrics:
+    """Turn sums into metrics; the few single values that are shown are read from the tensors."""
+    rules, finite, shape = seen.rules, seen.count - seen.nonfinite, actual.shape
+    counts = seen.bins
+    counts[0] = finite - int(counts[1:].sum())
+    at = place(seen.max_abs_at, shape)
+    first = place(seen.first_nonfinite, shape)
+    p50, p90, p99, p999 = quantiles(counts, finite, seen.max_abs, fine=seen.fine)
+    return Metrics(
+        count=seen.count,
+        max_abs=seen.max_abs,
+        max_abs_index=at,
+        max_abs_actual=None if at is None else actual[at].item(),
+        max_abs_expected=None if at is None else expected[at].item(),
+        mean_abs=seen.abs_sum / max(1, finite),
+        max_rel=seen.max_rel,
+        mean_rel=seen.rel_sum / max(1, seen.rel_count),
+        max_ulp=seen.max_steps / rules.place.eps if rules.place.eps else seen.max_abs,
+        mismatched=seen.mismatched,
+        mismatch_ratio=seen.mismatched / max(1, seen.count),
+        first_mismatch=place(seen.first_mismatch, shape),
+        worst_mismatch=place(seen.worst_mismatch, shape),
+        rtol=rules.rtol,
+        atol=rules.atol,
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        p999=p999,
+        histogram=octaves(counts),
+        first_nonfinite=None if first is None else (first, nonfinite_side(actual[first], expected[first])),
+        all_zero_actual=seen.count > 0 and seen.max_actual == 0 and not seen.nan_actual + seen.inf_actual,
+        all_zero_expected=seen.count > 0 and seen.max_expected == 0 and not seen.nan_expected + seen.inf_expected,
+        max_actual=seen.max_actual,
+        max_expected=seen.max_expected,
+        headroom=seen.max_actual / spacing(actual.dtype).largest,
+        nan_actual=seen.nan_actual,
+        nan_expected=seen.nan_expected,
+        nan_mismatch=seen.nan_mismatch,
+        inf_actual=seen.inf_actual,
+        inf_expected=seen.inf_expected,
+        inf_mismatch=seen.inf_mismatch,
+        **norms(seen, finite),
+        **axis_errors(seen),
+    )
+
+
+def axis_errors(seen: Accumulator) -> dict[str, Any]:
+    """Return ``by_row``, ``by_position`` and ``by_head``, as far as there are such axes."""
+    return {split.name: by_axis(*seen.split(i)) for i, split in enumerate(seen.layout.splits)}
+
+
+def norms(seen: Accumulator, finite: int) -> dict[str, Any]:
+    """Return the metrics that are made of sums of squares. Long doubles carry what float64 cannot square."""
+    dd, aa, bb, ab = (seen.total(name) for name in ("difference", "actual", "expected", "product"))
+    norm_a, norm_b = np.sqrt(aa), np.sqrt(bb)
+    rel = math.inf if seen.unequal_nonfinite else ratio(np.sqrt(dd), norm_b)
+    scale = float(ab / bb) if bb else 1.0 if not aa else math.inf
+    cosine = float(ab / (norm_a * norm_b)) if aa and bb else float(not aa and not bb)
+    left = math.sqrt(max(0.0, 1 - cosine * cosine))
+    return {
+        "rel_l2": rel,
+        "mse": float(dd / max(1, finite)),
+        "rms": float(np.sqrt(dd / max(1, finite))),
+        "snr_db": -20 * math.log10(rel) if rel else math.inf,
+        "cosine": min(1.0, max(-1.0, cosine)),
+        "scale": scale,
+        "scale_residual": ratio(left, abs(cosine)) if aa and bb else rel,
+    }
+
+
+def ratio(error: Any, size: Any) -> float:
+    """Return error / size, with 0 for 0/0 and inf for x/0."""
+    if not error:
+        return 0.0
+    return float(error / size) if size else math.inf
+
+
+def by_axis(errors: Any, sizes: Any) -> tuple[float, ...]:
+    """Return the relative L2 error of each index of an axis, from squared errors and sizes."""
+    with np.errstate(all="ignore"):
+        found = np.where(errors == 0, 0.0, np.sqrt(errors) / np.sqrt(sizes)).astype(np.float64)
+    return tuple(found.tolist())
+
+
+def place(flat: int, shape: Sequence[int]) -> Index | None:
+    """Return the index of a flat position, None for -1."""
+    return None if flat < 0 else unravel(flat, shape)
+
+
+def nonfinite_side(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """Tell on which side one element is NaN or Inf."""
+    a, b = (not math.isfinite(x.item()) for x in (actual, expected))
+    return "both" if a and b else "actual" if a else "expected"
+
+
+def bin_values(bins: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return the bfloat16 value that each bin stands for."""
+    return (bins << 16).astype(np.int32).view(np.float32)
+
+
+def quantiles(counts: npt.NDArray[np.int64], count: int, largest: float, *, fine: bool = True) -> list[float]:
+    """Return the values at the ranks ``QUANTILES`` of the elements; linear in an octave where no bin is finer."""
+    bins = np.flatnonzero(counts)
+    if not bins.size:
+        return [0.0] * len(QUANTILES)
+    ranks = np.array(QUANTILES) * count
+    upto = np.cumsum(counts[bins])
+    at = np.searchsorted(upto, ranks)
+    found = bin_values(bins[at])
+    if not fine:
+        found = found * (2 - (upto[at] - ranks) / counts[bins[at]])
+    return [min(float(x), largest) for x in found]
+
+
+def octaves(counts: npt.NDArray[np.int64]) -> tuple[tuple[float, int], ...]:
+    """Sum the bins by octave and return the non-empty ones, zeros first."""
+    zeros = int(counts[0])
+    starts = np.arange(0, counts.size, OCTAVE)
+    sums = np.add.reduceat(counts, starts)
+    sums[0] -= zeros
+    found = np.flatnonzero(sums)
+    edges = bin_values(starts[found]).tolist()
+    return (*(((0.0, zeros),) if zeros else ()), *zip(edges, sums[found].tolist(), strict=True))

@@ -1,0 +1,209 @@
+"""``assert_close`` for tensors, arrays, scalars and nestings of them, with a message that says what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.dlpack
+
+from ditto_core.compare.findings import find
+from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
+from ditto_core.errors import UsageError, nearest
+
+HINTS = 2
+"""Findings that are shown; a message has at most ten lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a pair must hold. Elements count when a tolerance was given or there is no bound on ``rel_l2``."""
+
+    rtol: float | None
+    atol: float | None
+    rel_l2: float | None
+    max_mismatch_ratio: float
+    equal_nan: bool
+
+    @property
+    def elementwise(self) -> bool:
+        """Tell whether single elements are judged."""
+        return self.rel_l2 is None or self.rtol is not None or self.atol is not None
+
+    def broken(self, found: Metrics) -> list[str]:
+        """Return one clause for each bound that does not hold, with the number and the bound."""
+        clauses = []
+        if self.rel_l2 is not None and not found.rel_l2 <= self.rel_l2:
+            clauses.append(f"rel_l2 {found.rel_l2:.2e} > {self.rel_l2:.2e}")
+        if self.elementwise and found.mismatch_ratio > self.max_mismatch_ratio:
+            clauses.append(share(found, self.max_mismatch_ratio))
+        unequal = found.nan_mismatch + found.inf_mismatch
+        if unequal and not clauses:
+            clauses.append(f"{unequal} NaN or Inf on one side only")
+        return clauses
+
+
+def assert_close(
+    actual: Any,
+    expected: Any,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    rel_l2: float | None = None,
+    max_mismatch_ratio: float = 0.0,
+    equal_nan: bool = False,
+    name: str = "",
+) -> None:
+    """Assert that the engine's ``actual`` is close to the reference's ``expected``.
+
+    Both may be torch tensors, numpy arrays, anything with DLPack, numbers, or dicts, lists and tuples of those. An
+    element is close when |a - b| <= atol + rtol |b|; the defaults depend on the coarser dtype
+    (:func:`~ditto_core.compare.ulp.tolerance`), and up to ``max_mismatch_ratio`` of the elements may be outside. With
+    ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
+    fails. Dtypes may differ, shapes may not. Raises AssertionError, of at most ten lines, for different values, shapes,
+    keys or lengths and when there is nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects.
+    """
+    __tracebackhide__ = True
+    bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan)
+    pairs = list(walk(name, actual, expected))
+    if not pairs:
+        raise AssertionError(f"{name or 'comparison'}: nothing to compare, both sides hold no tensor")
+    failures = [(path, message) for path, a, b in pairs if (message := judge(path, a, b, bounds))]
+    if failures:
+        lines = failures[0][1]
+        if len(pairs) > 1:
+            others = ", ".join(path for path, _ in failures[1:6]) + (" …" if len(failures) > 6 else "")
+            lines = [
+                *lines[:9],
+                f"{len(failures)} of {len(pairs)} tensors differ" + (f"; also {others}" if others else ""),
+            ]
+        raise AssertionError("\n".join(lines))
+
+
+def walk(path: str, actual: Any, expected: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield ``(path, actual, expected)`` for each leaf. Raises AssertionError where the structures differ."""
+    __tracebackhide__ = True
+    if isinstance(actual, Mapping) and isinstance(expected, Mapping):
+        same_keys(path, actual, expected)
+        for key in expected:
+            yield from walk(f"{path}[{key!r}]", actual[key], expected[key])
+    elif is_list(actual) and is_list(expected):
+        if len(actual) != len(expected):
+            raise AssertionError(f"{path or 'comparison'}: {len(actual)} items, expected {len(expected)}")
+        for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
+            yield from walk(f"{path}[{i}]", a, b)
+    elif any(isinstance(side, Mapping) or is_list(side) for side in (actual, expected)):
+        kinds = type(actual).__name__, type(expected).__name__
+        raise AssertionError(f"{path or 'comparison'}: {kinds[0]} against {kinds[1]}, expected the same structure")
+    else:
+        yield path, as_tensor(actual), as_tensor(expected)
+
+
+def is_list(value: Any) -> bool:
+    """Tell whether a value is a list or tuple of further values."""
+    return isinstance(value, list | tuple)
+
+
+def same_keys(path: str, actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
+    """Raise AssertionError that names the keys which only one side has."""
+    __tracebackhide__ = True
+    missing = [key for key in expected if key not in actual]
+    extra = [key for key in actual if key not in expected]
+    if not missing and not extra:
+        return
+    said = [
+        f"{word} {', '.join(map(repr, keys))}" for word, keys in (("missing", missing), ("unexpected", extra)) if keys
+    ]
+    hint = nearest(str(missing[0]), map(str, extra)) if missing and extra else ""
+    raise AssertionError(f"{path or 'comparison'}: keys differ: {'; '.join(said)}{hint}")
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """View a tensor, an array, an object with DLPack or a number as a tensor. Raises :class:`UsageError` for others."""
+    if isinstance(value, torch.Tensor):
+        found = value.detach()
+    elif isinstance(value, np.ndarray):
+        found = from_array(value)
+    elif isinstance(value, bool | int | float | complex | np.generic):
+        found = from_array(np.asarray(value))
+    elif hasattr(value, "__dlpack__"):
+        found = torch.utils.dlpack.from_dlpack(value)
+    else:
+        raise UsageError(
+            f"cannot compare {type(value).__name__}: expected tensors, arrays, numbers, dicts or lists of them"
+        )
+    found = found.to_dense() if found.layout != torch.strided else found
+    return torch.view_as_real(found.resolve_conj()) if found.is_complex() else found
+
+
+def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """View a numpy array as a tensor; reversed, foreign-endian and read-only arrays are copied."""
+    if array.dtype.kind not in "biufc":
+        raise UsageError(f"cannot compare an array of {array.dtype}: expected numbers")
+    plain = array.dtype.isnative and array.flags.writeable and min(array.strides, default=0) >= 0
+    return torch.from_numpy(array if plain else array.astype(array.dtype.newbyteorder("="), copy=True))
+
+
+def judge(path: str, actual: torch.Tensor, expected: torch.Tensor, bounds: Bounds) -> list[str]:
+    """Return the lines that say why a pair fails; none when it passes."""
+    try:
+        found = measure(actual, expected, rtol=bounds.rtol, atol=bounds.atol, equal_nan=bounds.equal_nan)
+    except ShapeMismatch as error:
+        return [f"{path}: {error}" if path else str(error)]
+    broken = bounds.broken(found)
+    return explain(path, actual, expected, found, broken) if broken else []
+
+
+def explain(
+    path: str, actual: torch.Tensor, expected: torch.Tensor, found: Metrics, broken: Sequence[str]
+) -> list[str]:
+    """Write the message: verdict, what was compared, greatest and first difference, NaN and Inf, hints."""
+    kinds = " against ".join(dict.fromkeys(str(side.dtype).removeprefix("torch.") for side in (actual, expected)))
+    lines = [
+        f"{path + ': ' if path else ''}{'; '.join(broken)}",
+        f"shape {list(actual.shape)}, {kinds}: rel_l2 {found.rel_l2:.2e}, cosine {found.cosine:.6f}, {units(found)}",
+    ]
+    if found.max_abs_index is not None:
+        lines.append(
+            f"greatest absolute difference {found.max_abs:.3g} {element(found.max_abs_index, actual, expected, found)}"
+        )
+    if found.first_mismatch not in (None, found.max_abs_index):
+        lines.append(f"first mismatch {element(found.first_mismatch, actual, expected, found)}")
+    if found.first_nonfinite is not None:
+        lines.append(nonfinite(found))
+    return lines + [f"hint: {finding.text}" for finding in find(actual, expected, found)[:HINTS]]
+
+
+def share(found: Metrics, allowed: float) -> str:
+    """Say how many elements are outside the tolerance, and how many may be."""
+    limit = f" > {allowed:.2%} allowed" if allowed else ""
+    return (
+        f"{found.mismatched} of {found.count} elements ({found.mismatch_ratio:.3g} of all{limit}) "
+        f"outside rtol {found.rtol:.3g}, atol {found.atol:.3g}"
+    )
+
+
+def units(found: Metrics) -> str:
+    """Say the largest error in ULP."""
+    return f"max {found.max_ulp:.3g} ULP"
+
+
+def element(index: tuple[int, ...] | None, actual: torch.Tensor, expected: torch.Tensor, found: Metrics) -> str:
+    """Say both values of one element, and what was allowed there."""
+    assert index is not None
+    a, b = actual[index].item(), expected[index].item()
+    return f"at {index}: actual {a:.9g}, expected {b:.9g}, allowed {found.atol + found.rtol * abs(b):.3g}"
+
+
+def nonfinite(found: Metrics) -> str:
+    """Say how many NaN and Inf there are on each side, and where the first is."""
+    assert found.first_nonfinite is not None
+    index, side = found.first_nonfinite
+    where = f"first at {index} in {'both sides' if side == 'both' else side}"
+    return (
+        f"NaN: actual {found.nan_actual}, expected {found.nan_expected}; "
+        f"Inf: actual {found.inf_actual}, expected {found.inf_expected}; {where}"
+    )

@@ -1,0 +1,80 @@
+"""Tolerances in files: ``[tool.ditto_core.tolerances]`` in pyproject.toml, a TOML file of its own, and calibration."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ditto_core.compare.comparison import Comparison
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HEADROOM = 2.0
+
+
+def project_tolerance(folder: Path) -> Tolerance:
+    """Return the rules of the nearest ``pyproject.toml`` at or above ``folder``; none when it has no such table."""
+    for parent in (folder, *folder.parents):
+        path = parent / "pyproject.toml"
+        if path.is_file():
+            table: Any = read_toml(path)
+            for name in ("tool", "ditto_core", "tolerances"):
+                table = table.get(name, {})
+            return Tolerance.of(table)
+    return Tolerance()
+
+
+def load_tolerance(path: Path) -> Tolerance:
+    """Read a TOML file with a ``[tolerances]`` table, as calibration writes it. Raises :class:`UsageError`."""
+    data = read_toml(path)
+    if "tolerances" not in data:
+        raise UsageError(f"{path} has no [tolerances] table")
+    return Tolerance.of(data["tolerances"])
+
+
+def read_toml(path: Path) -> Mapping[str, Any]:
+    """Read a TOML file. Raises :class:`UsageError` when it is missing or no TOML."""
+    try:
+        table: Mapping[str, Any] = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as TOML: {error}") from error
+    return table
+
+
+def calibrate(comparisons: Iterable[Comparison], path: Path, headroom: float = HEADROOM) -> int:
+    """Write the measured rel-L2 of every site times ``headroom`` as rules, for a person to review and commit.
+
+    Sites that differ by a layer number share a rule. Rules of a file that is already there stay where nothing new was
+    measured. Returns the number of rules. A comparison that failed is refused with :class:`UsageError`: bounds taken
+    from a broken engine would make the fault pass for good.
+    """
+    worst: dict[str, float] = {}
+    sources: list[str] = []
+    for found in comparisons:
+        if found.failures:
+            bad = found.failures[0]
+            raise UsageError(f"not calibrated: {bad.site}, step {bad.step} diverges ({bad.verdict}); mend that first")
+        sources.append(f"{found.engine.label} against {found.reference.label}, {found.steps} steps")
+        for result in found.results:
+            key = re.sub(r"(?<=\.)\d+(?=[.:]|$)", "*", result.site)
+            worst[key] = max(worst.get(key, 0.0), result.metrics.rel_l2)
+    if not worst:
+        raise UsageError("not calibrated: nothing was compared")
+    kept = {} if not path.exists() else {r.selector: r.bound for r in load_tolerance(path).rules}
+    rules = kept | {site: value * headroom for site, value in worst.items()}
+    lines = ["# Measured bounds on rel-L2: review before you commit.", f"# {headroom:g} x the worst of:"]
+    lines += [f"#   {line}" for line in dict.fromkeys(sources)]
+    lines += ["[tolerances]", *(f"{json.dumps(site)} = {bound:.3e}" for site, bound in rules.items())]
+    path.write_text("\n".join(lines) + "\n")
+    return len(rules)

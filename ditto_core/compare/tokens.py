@@ -1,0 +1,197 @@
+"""Metrics of logits and tokens: divergence, agreement, perplexity, and which token flips are only near ties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ditto_core.compare._blocks import unravel
+from ditto_core.compare._record import decode, encode
+from ditto_core.compare.metrics import ShapeMismatch
+from ditto_core.compare.ulp import ulp
+from ditto_core.errors import UsageError
+from ditto_core.spec import parse_dtype
+
+IGNORED = -100
+"""The target that does not count, as in torch's cross entropy."""
+
+CHUNK = 1 << 18
+"""Logits in one chunk of positions (2 MB in float64)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A position where the two sides prefer different tokens.
+
+    ``gap`` is by how much the reference prefers ``expected`` to ``actual`` (in logits), ``ulp`` the unit in the last
+    place of the engine's dtype at the reference's largest logit. A near tie has ``gap <= near_tie_ulp * ulp``.
+    """
+
+    index: tuple[int, ...]
+    actual: int
+    expected: int
+    gap: float
+    ulp: float
+    near_tie: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsMetrics:
+    """What :func:`measure_logits` found over ``positions`` rows of logits.
+
+    ``kl_*``: KL(expected || actual) in nats by position. ``top1_agreement``: share of positions with the same argmax;
+    ``topk_agreement``: mean share of the ``k`` likeliest tokens that both sides have. ``perplexity_*``: exp of the mean
+    negative log-likelihood of the targets, None without targets. NaN logits make the KL of their position NaN, and so
+    ``kl_mean`` and ``kl_max``.
+    """
+
+    positions: int
+    dtype: str
+    k: int
+    near_tie_ulp: float
+    kl_mean: float
+    kl_p99: float
+    kl_max: float
+    top1_agreement: float
+    topk_agreement: float
+    perplexity_actual: float | None
+    perplexity_expected: float | None
+    flips: tuple[Flip, ...]
+
+    @property
+    def real_flips(self) -> tuple[Flip, ...]:
+        """The flips that are not near ties."""
+        return tuple(flip for flip in self.flips if not flip.near_tie)
+
+    @property
+    def perplexity_ratio(self) -> float | None:
+        """Perplexity of the engine over the reference's; None without targets."""
+        if self.perplexity_actual is None or self.perplexity_expected is None:
+            return None
+        return self.perplexity_actual / self.perplexity_expected
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dictionary for strict JSON: NaN and Inf become strings."""
+        data = {item.name: encode(getattr(self, item.name)) for item in fields(self) if item.name != "flips"}
+        flips = [{item.name: encode(getattr(flip, item.name)) for item in fields(Flip)} for flip in self.flips]
+        return {**data, "flips": flips}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LogitsMetrics:
+        """Inverse of :meth:`to_json`."""
+        flips = tuple(Flip(**{name: decode(value) for name, value in flip.items()}) for flip in data["flips"])
+        return cls(**{name: decode(value) for name, value in data.items() if name != "flips"}, flips=flips)
+
+
+@dataclass(slots=True)
+class Rows:
+    """What the chunks of positions add up to."""
+
+    kl: list[float] = field(default_factory=list)
+    shared: int = 0
+    loss_actual: float = 0.0
+    loss_expected: float = 0.0
+    targets: int = 0
+    flips: list[Flip] = field(default_factory=list)
+
+
+def measure_logits(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    *,
+    dtype: str,
+    k: int = 5,
+    near_tie_ulp: float = 2.0,
+    targets: torch.Tensor | None = None,
+) -> LogitsMetrics:
+    """Compare logits [..., vocab] of the engine with the reference's, in one pass over chunks of positions in float64.
+
+    ``dtype`` is the engine's: its ULP decides which flips are near ties. ``targets`` [...] are token ids for the
+    perplexity; -100 does not count. Raises :class:`~ditto_core.compare.metrics.ShapeMismatch` for different shapes,
+    :class:`~ditto_core.errors.UsageError` for tensors without a position or a vocabulary.
+    """
+    if actual.shape != expected.shape:
+        raise ShapeMismatch(actual.shape, expected.shape)
+    if not actual.dim() or not actual.numel():
+        raise UsageError(f"logits of shape {list(actual.shape)} hold no position, expected [..., vocab]")
+    shape, vocab = actual.shape[:-1], actual.shape[-1]
+    if targets is not None and targets.shape != shape:
+        raise ShapeMismatch(targets.shape, shape)
+    k, name, rows = min(k, vocab), parse_dtype(dtype), Rows()
+    step = max(1, CHUNK // vocab)
+    places = math.prod(shape)
+    for start in range(0, places, step):
+        a, b = (pick(side, start, min(places, start + step)) for side in (actual, expected))
+        b = b.to(a.device)
+        add_divergence(rows, a, b, k)
+        found = flips(a, b, getattr(torch, name), near_tie_ulp)
+        rows.flips += [replace(flip, index=unravel(start + row, shape)) for row, flip in found]
+        if targets is not None:
+            add_losses(rows, a, b, targets.reshape(-1)[start : start + step].to(a.device))
+    return LogitsMetrics(
+        positions=places,
+        dtype=name,
+        k=k,
+        near_tie_ulp=near_tie_ulp,
+        kl_mean=float(np.mean(rows.kl)),
+        kl_p99=float(np.quantile(rows.kl, 0.99)),
+        kl_max=float(np.max(rows.kl)),
+        top1_agreement=1 - len(rows.flips) / places,
+        topk_agreement=rows.shared / (k * places),
+        perplexity_actual=perplexity(rows.loss_actual, rows.targets),
+        perplexity_expected=perplexity(rows.loss_expected, rows.targets),
+        flips=tuple(rows.flips),
+    )
+
+
+def pick(logits: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Return some positions as float64 [positions, vocab], without a copy of the whole where strides allow."""
+    return logits.detach().reshape(-1, logits.shape[-1])[first:last].double()
+
+
+def add_divergence(rows: Rows, a: torch.Tensor, b: torch.Tensor, k: int) -> None:
+    """Add KL(expected || actual) of each position, and the size of the common top k."""
+    log_a, log_b = a.log_softmax(-1), b.log_softmax(-1)
+    weight = log_b.exp()
+    terms = torch.where(weight == 0, 0.0, weight * (log_b - log_a))
+    rows.kl += [max(0.0, value) if not math.isnan(value) else value for value in terms.sum(-1).tolist()]
+    top_a, top_b = a.topk(k).indices, b.topk(k).indices
+    rows.shared += int((top_a.unsqueeze(-1) == top_b.unsqueeze(-2)).sum())
+
+
+def flips(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, near_tie_ulp: float) -> Iterator[tuple[int, Flip]]:
+    """Yield the rows where the argmax differs, each judged by the reference's own gap; the index is left empty."""
+    best_a, best_b = a.argmax(-1), b.argmax(-1)
+    for row in (best_a != best_b).nonzero().flatten().tolist():
+        mine, theirs = int(best_a[row]), int(best_b[row])
+        top = float(b[row, theirs])
+        gap = top - float(b[row, mine])
+        unit = ulp(top, dtype) if math.isfinite(top) else math.nan
+        yield row, Flip((), mine, theirs, gap, unit, gap <= near_tie_ulp * unit)
+
+
+def add_losses(rows: Rows, a: torch.Tensor, b: torch.Tensor, targets: torch.Tensor) -> None:
+    """Add the negative log-likelihood of the targets on both sides."""
+    losses = [torch.nn.functional.cross_entropy(x, targets, ignore_index=IGNORED, reduction="sum") for x in (a, b)]
+    rows.loss_actual += float(losses[0])
+    rows.loss_expected += float(losses[1])
+    rows.targets += int((targets != IGNORED).sum())
+
+
+def perplexity(loss: float, count: int) -> float | None:
+    """Return exp of the mean loss, None where nothing was counted."""
+    if not count:
+        return None
+    return math.exp(loss / count) if loss / count < 700 else math.inf
+
+
+def matching_prefix(first: Sequence[int] | torch.Tensor, second: Sequence[int] | torch.Tensor) -> int:
+    """Return how many leading tokens two sequences [length] have in common."""
+    a, b = (x.tolist() if isinstance(x, torch.Tensor) else list(x) for x in (first, second))
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -1,0 +1,124 @@
+"""The fused Triton kernel against the CPU's numbers. With ``TRITON_INTERPRET=1`` it runs without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from dataclasses import fields
+
+import pytest
+import torch
+
+from ditto_core.compare import cuda
+from ditto_core.compare._assemble import assemble
+from ditto_core.compare.metrics import make_rules, measure, prepare
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the kernel needs Triton"),
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="the kernel needs a GPU"),
+]
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
+]
+SHAPES = [(1,), (), (0, 3), (3, 5, 7), (1, 1025), (2, 3, 4, 1031)]
+BY_OCTAVE = {"p50", "p90", "p99", "p999"}
+EXACT = {"count", "mismatched", "first_mismatch", "worst_mismatch", "max_abs_index", "histogram", "first_nonfinite"}
+
+
+def fused(actual, expected, axes=(), valid=None, rtol=None, atol=None, equal_nan=False):
+    """Measure on the device; under the interpreter, call the kernel's entry on CPU tensors."""
+    if not INTERPRETED:
+        valid = valid if valid is None else valid.to(DEVICE)
+        sides = actual.to(DEVICE), expected.to(DEVICE)
+        return measure(*sides, axes=axes, valid=valid, rtol=rtol, atol=atol, equal_nan=equal_nan)
+    pair = prepare(actual, expected, valid, axes)
+    rules = make_rules(pair, rtol, atol, equal_nan)
+    try:
+        return assemble(cuda.accumulate(pair.plan(cuda.BLOCK), rules), actual, expected)
+    except cuda.OutOfRange:
+        return measure(actual, expected, axes=axes, valid=valid, rtol=rtol, atol=atol, equal_nan=equal_nan)
+
+
+def check(actual, expected, **options):
+    """Every field of the device's metrics equals the CPU's."""
+    found, wanted = fused(actual, expected, **options), measure(actual, expected, **options)
+    for item in fields(wanted):
+        got, want = getattr(found, item.name), getattr(wanted, item.name)
+        if item.name in BY_OCTAVE:
+            assert got == pytest.approx(want, rel=1.0), item.name
+        elif item.name in EXACT or not isinstance(want, float | tuple) or isinstance(want, bool):
+            assert got == want, item.name
+        else:
+            assert got == pytest.approx(want, rel=1e-9, abs=3e-8 if "scale" in item.name else 1e-12), item.name
+
+
+def pair(shape, first, second, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    base = 20 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return tuple(cast(x, dtype) for x, dtype in ((base + noise, first), (base, second)))
+
+
+def cast(x, dtype):
+    if dtype == torch.bool:
+        return x > 0
+    return (x.abs() if dtype == torch.uint8 else x).to(dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_shape(dtype, shape):
+    check(*pair(shape, dtype, dtype))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(torch.float16, torch.float32), (torch.bfloat16, torch.float64), (torch.int64, torch.float32)]
+)
+def test_dtypes_may_differ(first, second):
+    check(*pair((5, 411), first, second))
+
+
+@pytest.mark.parametrize("equal_nan", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+def test_nan_and_inf_on_either_side(dtype, equal_nan):
+    actual, expected = pair((4, 700), dtype, dtype)
+    actual[1, 5], actual[3, 699], actual[2, 2], actual[0, 7] = math.nan, math.inf, math.inf, -math.inf
+    expected[1, 5], expected[0, 3], expected[2, 2], expected[0, 8] = math.nan, math.nan, math.inf, math.inf
+    check(actual, expected, equal_nan=equal_nan)
+
+
+def test_elements_that_are_not_valid_count_nowhere():
+    actual, expected = pair((3, 4, 333), torch.float32, torch.float32)
+    actual[1, 2, 3] = math.nan
+    valid = torch.ones(3, 1, 333, dtype=torch.bool)
+    valid[1, :, :50] = False
+    check(actual, expected, valid=valid, axes=("batch", "head", ""))
+
+
+@pytest.mark.parametrize("axes", [("batch", "head", "length", ""), ("batch", "", "total", "head")])
+def test_splits_by_axis(axes):
+    check(*pair((2, 3, 5, 77), torch.float16, torch.float16), axes=axes)
+
+
+def test_strides():
+    actual, expected = pair((6, 90, 11), torch.float32, torch.float32)
+    check(actual.transpose(0, 2), expected.transpose(0, 2), axes=("length", "", "batch"))
+    check(actual[:, ::2], expected[:, 1::2])
+
+
+def test_integers_of_64_bits_are_exact():
+    check(torch.tensor([1, 2**62]), torch.tensor([1, -(2**62)]))
+    check(torch.tensor([5, 2**62 + 1]), torch.tensor([5, 2**62]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+def test_masks_that_hold_the_lowest_number(dtype):
+    low = torch.finfo(dtype).min
+    check(torch.tensor([[0.0, low], [1.0, low]], dtype=dtype), torch.tensor([[0.0, low], [0.0, 0.0]], dtype=dtype))

@@ -1,0 +1,54 @@
+"""The examples of the README and of docs/quickstart.md run as a reader would run them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def python_blocks(document):
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def run(arguments, folder, cache):
+    env = {**os.environ, "DITTO_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_first_test_of_the_quickstart_passes(tmp_path, shared_cache_dir):
+    test, _ = python_blocks("docs/quickstart.md")
+    (tmp_path / "test_engine.py").write_text(test)
+    done = run(["-m", "pytest", "-q", "test_engine.py"], tmp_path, shared_cache_dir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_the_script_of_the_quickstart_runs(tmp_path, shared_cache_dir):
+    _, script = python_blocks("docs/quickstart.md")
+    (tmp_path / "script.py").write_text(script)
+    done = run(["script.py"], tmp_path, shared_cache_dir)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("True ")
+
+
+def test_the_rules_of_the_tolerance_page_are_accepted():
+    from ditto_core.compare.rules import tomllib
+    from ditto_core.compare.tolerance import Tolerance
+
+    text = (ROOT / "docs/tolerances.md").read_text()
+    marker = re.search(r"tolerance=(\{.*?\n\})", text, re.DOTALL)
+    assert marker is not None
+    assert len(Tolerance.of(eval(marker[1])).rules) == 4
+    (table,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(Tolerance.of(tomllib.loads(table)["tool"]["ditto_core"]["tolerances"]).rules) == 1
+
+
+def test_every_page_that_the_readme_links_to_is_there():
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"

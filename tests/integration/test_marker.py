@@ -1,0 +1,184 @@
+"""The marker: merged over scopes, checked against the known arguments, parametrized by lists."""
+
+from __future__ import annotations
+
+import pytest
+
+from ditto_core.spec import Range
+from pytest_ditto.marker import WANTED, Wanted
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, isolated_environment: None) -> pytest.Pytester:
+    """A project whose models cannot be made: collection names them only."""
+    pytester.makepyfile(tiny="def tiny_llama(): raise AssertionError\n\ndef tiny_mlp(): raise AssertionError\n")
+    pytester.syspathinsert()
+    return pytester
+
+
+def collected(project: pytest.Pytester, source: str, *arguments: str) -> dict[str, Wanted]:
+    """Collect a file and return what each test asks for."""
+    project.makepyfile("import pytest\nfrom tiny import tiny_llama, tiny_mlp\n" + source)
+    items, _ = project.inline_genitems(*arguments)
+    return {item.name: item.stash[WANTED] for item in items}
+
+
+def test_marker_is_registered_with_its_signature(project):
+    result = project.runpytest_inprocess("--markers")
+    result.stdout.fnmatch_lines(["@pytest.mark.ditto_engine(model, [*], backend='onnxruntime', dtype='float32', *"])
+
+
+def test_nearest_marker_wins_for_each_argument(project):
+    found = collected(
+        project,
+        """
+pytestmark = pytest.mark.ditto_engine(model=tiny_llama, dtype="float16", attention="sdpa", threads=3)
+
+@pytest.mark.ditto_engine(dtype="float64", profile={"batch": (1, 2, 3)})
+class TestInner:
+    @pytest.mark.ditto_engine(attention="eager", outputs="model.layers.*")
+    def test_all(self, ditto): pass
+
+    def test_class(self, ditto): pass
+
+def test_module(ditto): pass
+""",
+    )
+    everything, of_class, of_module = (found[name] for name in ("test_all", "test_class", "test_module"))
+    assert (everything.spec.dtype, everything.spec.attention, everything.options.threads) == ("float64", "eager", 3)
+    assert everything.spec.outputs == ("model.layers.*",)
+    assert everything.spec.profile.batch == Range(1, 2, 3)
+    assert (of_class.spec.dtype, of_class.spec.attention, of_class.spec.outputs) == ("float64", "sdpa", ("**",))
+    assert (of_module.spec.dtype, of_module.spec.profile.batch) == ("float16", Range(1, 1, 8))
+
+
+def test_model_is_a_hub_id_a_path_or_a_callable(project):
+    found = collected(
+        project,
+        """
+@pytest.mark.ditto_engine("org/name")
+def test_hub(ditto): pass
+
+@pytest.mark.ditto_engine(tiny_mlp, dtype="fp16")
+def test_callable(ditto_engine): pass
+""",
+    )
+    assert found["test_hub"].spec.model.location == "org/name"
+    assert found["test_callable"].spec.model.factory.__name__ == "tiny_mlp"
+    assert found["test_callable"].spec.dtype == "float16"
+
+
+def test_lists_make_one_test_each_with_readable_ids(project):
+    found = collected(
+        project,
+        """
+@pytest.mark.ditto_engine(model=tiny_llama, backend=["onnxruntime", "tensorrt"], dtype=["fp16", "float32", "float16"])
+def test_x(ditto): pass
+""",
+    )
+    assert list(found) == [
+        "test_x[onnxruntime-float16]",
+        "test_x[onnxruntime-float32]",
+        "test_x[tensorrt-float16]",
+        "test_x[tensorrt-float32]",
+    ]
+    assert [want.spec.label for want in found.values()] == [name[7:-1] for name in found]
+
+
+def test_lists_go_with_parametrize_and_strict_mode(project):
+    project.makeini("[pytest]\nstrict = true\nmarkers = none\n")
+    found = collected(
+        project,
+        """
+@pytest.mark.ditto_engine(model=tiny_llama, dtype=["float16", "float32"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_x(ditto, steps): pass
+""",
+    )
+    assert sorted(found) == [
+        f"test_x[{a}]" for a in sorted(f"onnxruntime-{d}-{s}" for d in ("float16", "float32") for s in (1, 2))
+    ]
+
+
+def test_a_single_value_does_not_parametrize(project):
+    source = "@pytest.mark.ditto_engine(model=tiny_llama, dtype='float16')\ndef test_x(ditto): pass"
+    assert list(collected(project, source)) == ["test_x"]
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ("model=tiny_llama, backnd='x'", "has no argument 'backnd'; did you mean 'backend'? (known: model, backend, *"),
+        ("'a', 'b'", "takes one positional argument, the model, but got 2"),
+        ("'a', model='b'", "got its model twice"),
+        ("dtype='float16'", "names no model, expected a Hub id, a path or model=callable"),
+        (
+            "model=tiny_llama, dtype='float61'",
+            "unknown dtype 'float61', expected one of float32, *did you mean 'float*'?",
+        ),
+        ("model=tiny_llama, dtype=['float32', 'int4']", "unknown dtype 'int4', expected one of *"),
+        ("model=tiny_llama, dtype=[]", "has an empty list for dtype, expected at least one"),
+        ("model=tiny_llama, backend='onnxruntim'", "unknown backend 'onnxruntim', *did you mean 'onnxruntime'?"),
+        ("model=tiny_llama, attention='flash'", "unknown attention 'flash', expected eager or sdpa"),
+        ("model=tiny_llama, profile={'lenght': (1, 2, 3)}", "unknown profile dimension 'lenght'*mean 'length'?"),
+        ("model=tiny_llama, profile={'length': (5, 2, 3)}", "a shape range needs 0 <= min <= opt <= max, got 5, 2, 3"),
+        ("model=tiny_llama, reference='eagre'", "unknown reference 'eagre', *did you mean 'eager'?"),
+        ("model=tiny_llama, reference='eager:int3'", "unknown dtype 'int3'*"),
+        ("model=tiny_llama, tolerance='tight'", "a tolerance is a number or a table of selectors, got str"),
+        ("model=tiny_llama, tolerance={'**': {'bond': 1}}", "*'**'*"),
+        ("''", "the model is an empty string, expected a Hub id, a directory, *"),
+    ],
+)
+def test_wrong_marker_ends_the_run_before_any_test(project, marker, message):
+    project.makepyfile(
+        f"""
+        import pytest
+        from tiny import tiny_llama
+
+        def test_before(): pass
+
+        @pytest.mark.ditto_engine({marker})
+        def test_x(ditto): pass
+        """
+    )
+    result = project.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    errors = [line for line in result.errlines if line]
+    assert len(errors) == 1
+    result.stderr.fnmatch_lines([f"ERROR: test_wrong_marker*.py::test_x: *{message.replace('[', '[[]')}"])
+    result.stdout.no_fnmatch_line("*passed*")
+
+
+def test_every_wrong_test_has_its_line(project):
+    project.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.ditto_engine("m", bakend=1)
+        def test_one(ditto): pass
+
+        def test_two(ditto_reference): pass
+        """
+    )
+    result = project.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [
+            "ERROR: *::test_one: marker ditto_engine has no argument 'bakend'; did you mean 'backend'?*",
+            "ERROR: *::test_two: the test uses a ditto fixture without a marker: add @pytest.mark.ditto_engine(model)",
+        ]
+    )
+
+
+def test_wrong_marker_of_a_deselected_test_is_no_error(project):
+    project.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.ditto_engine("m", bakend=1)
+        def test_one(ditto): pass
+
+        def test_two(): pass
+        """
+    )
+    assert project.runpytest_inprocess("-k", "two").ret == pytest.ExitCode.OK

@@ -1,0 +1,204 @@
+"""assert_close: what passes, what fails, and what the message says."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from ditto_core.compare.assertion import assert_close
+from ditto_core.compare.findings import find
+from ditto_core.compare.metrics import measure
+from ditto_core.errors import UsageError
+
+
+@pytest.fixture
+def base():
+    return torch.randn(6, 8, 5, generator=torch.Generator().manual_seed(4))
+
+
+def message(*args, **kwargs):
+    with pytest.raises(AssertionError) as caught:
+        assert_close(*args, **kwargs)
+    text = str(caught.value)
+    assert len(text.splitlines()) <= 10
+    return text
+
+
+def test_equal_values_of_any_kind_pass(base):
+    assert_close(base, base.clone())
+    assert_close(base.numpy(), base)
+    assert_close({"a": [base, 1.5], "b": (2, True)}, {"b": (2, True), "a": [base.numpy(), np.float64(1.5)]})
+    assert_close(base.half(), base)
+    assert_close(1 + 2j, 1 + 2j)
+
+
+def test_arrays_that_torch_cannot_view_are_compared(base):
+    array = base.numpy()
+    assert_close(array[::-1], base.flip(0))
+    assert_close(array.astype(">f4"), base)
+    array.setflags(write=False)
+    assert_close(array, base)
+
+
+def test_an_object_with_dlpack_is_compared(base):
+    class Foreign:
+        def __dlpack__(self, **kwargs):
+            return base.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self):
+            return base.__dlpack_device__()
+
+    assert_close(Foreign(), base)
+    assert "outside rtol" in message(Foreign(), base + 1)
+
+
+def test_the_message_leads_with_count_share_and_bounds(base):
+    wrong = base.clone()
+    wrong[1, 2, 3] += 0.5
+    wrong[4, 0, 0] -= 0.25
+    text = message(wrong, base, rtol=1e-3, atol=1e-2, name="logits")
+    first, second, third = text.splitlines()
+    assert first == "logits: 2 of 240 elements (0.00833 of all) outside rtol 0.001, atol 0.01"
+    assert "shape [6, 8, 5], float32" in second
+    a, b = wrong[1, 2, 3].item(), base[1, 2, 3].item()
+    allowed = 1e-2 + 1e-3 * abs(b)
+    assert (
+        third
+        == f"greatest absolute difference 0.5 at (1, 2, 3): actual {a:.9g}, expected {b:.9g}, allowed {allowed:.3g}"
+    )
+
+
+def test_the_first_mismatch_is_shown_when_it_is_not_the_greatest(base):
+    wrong = base.clone()
+    wrong[0, 0, 1] += 0.25
+    wrong[4, 0, 0] -= 0.5
+    assert "first mismatch at (0, 0, 1): actual" in message(wrong, base)
+
+
+def test_a_share_of_elements_may_be_allowed(base):
+    wrong = base.clone()
+    wrong[0, 0, :2] += 1
+    assert_close(wrong, base, max_mismatch_ratio=2 / 240)
+    assert "0.42% allowed" in message(wrong, base, max_mismatch_ratio=1 / 240)
+
+
+def test_rel_l2_alone_judges_the_norm_only(base):
+    wrong = base + 1e-3
+    assert_close(wrong, base, rel_l2=1e-2)
+    assert re.match(r"rel_l2 \d\.\d\de-0[34] > 1\.00e-05", message(wrong, base, rel_l2=1e-5))
+    assert "outside rtol" in message(wrong, base, rel_l2=1e-2, atol=1e-4)
+
+
+def test_nan_and_inf_are_counted_and_placed(base):
+    wrong = base.clone()
+    wrong[2, 3, 4], wrong[5, 0, 0] = math.nan, math.inf
+    text = message(wrong, base, max_mismatch_ratio=0.5)
+    assert text.splitlines()[0] == "2 NaN or Inf on one side only"
+    assert "NaN: actual 1, expected 0; Inf: actual 1, expected 0; first at (2, 3, 4) in actual" in text
+
+
+def test_nan_equals_nan_only_on_request():
+    both = torch.tensor([1.0, math.nan])
+    assert_close(both, both, equal_nan=True)
+    assert "1 of 2 elements" in message(both, both)
+
+
+def test_nan_on_both_sides_is_not_waved_through_by_a_bound_on_the_norm():
+    both = torch.tensor([1.0, math.nan])
+    assert "rel_l2 inf" in message(both, both, rel_l2=1.0)
+
+
+@pytest.mark.parametrize("nothing", [{}, [], (), {"a": []}])
+def test_comparing_nothing_is_a_failure(nothing):
+    assert "nothing to compare" in message(nothing, nothing)
+
+
+def test_different_keys_are_named(base):
+    text = message({"layer.0": base, "x": base}, {"layer_0": base, "x": base})
+    assert "missing 'layer_0'" in text
+    assert "unexpected 'layer.0'" in text
+    assert "did you mean 'layer.0'" in text
+
+
+def test_different_structures_fail(base):
+    assert "2 items, expected 1" in message([base, base], [base])
+    assert "dict against Tensor" in message({"a": base}, base)
+    assert "shapes differ: actual [6, 8, 5], expected [6, 8]" in message(base, base[..., 0])
+
+
+def test_a_nested_failure_names_its_path_and_the_others(base):
+    text = message({"a": base, "b": [base, base + 1], "c": base * 2}, {"a": base, "b": [base, base], "c": base})
+    assert text.startswith("['b'][1]: 240 of 240 elements")
+    assert text.splitlines()[-1] == "2 of 4 tensors differ; also ['c']"
+
+
+def test_objects_that_hold_no_numbers_are_refused():
+    with pytest.raises(UsageError, match="cannot compare str"):
+        assert_close("a", "a")
+    with pytest.raises(UsageError, match="array of"):
+        assert_close(np.array(["a"]), np.array(["a"]))
+
+
+def test_token_ids_that_differ_by_one_differ():
+    assert "1 of 2 elements" in message(torch.tensor([1, 128001]), torch.tensor([1, 128000]))
+
+
+def test_an_error_of_one_ulp_is_reported_as_such(base):
+    wrong = base.clone()
+    wrong[1, 1, 1] = torch.nextafter(base[1, 1, 1], base[1, 1, 1] * 2)
+    assert "max 1 ULP" in message(wrong, base, rtol=0, atol=0)
+
+
+def test_a_constant_scale_is_reported_as_such(base):
+    text = message(base * 1.01, base)
+    assert "hint: actual is 1.01 x expected" in text
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_swapped_pair_of_slices_is_reported_as_such(base, dim):
+    order = list(range(base.shape[dim]))
+    order[1], order[3] = 3, 1
+    swapped = base.index_select(dim, torch.tensor(order))
+    assert f"hint: slices 1 and 3 of dimension {dim} are swapped" in message(swapped, base)
+
+
+@pytest.mark.parametrize(("step", "sign"), [(1, "-"), (-1, "+")])
+def test_a_shift_by_one_is_reported_as_such(base, step, sign):
+    assert f"actual[i] is expected[i {sign} 1] along dimension 1" in message(base.roll(step, 1), base)
+
+
+def test_transposed_dimensions_are_reported_as_such():
+    square = torch.randn(3, 7, 7, generator=torch.Generator().manual_seed(8))
+    assert "dimensions 1 and 2 are transposed" in message(square.transpose(1, 2), square)
+    wide = torch.randn(4, 9, generator=torch.Generator().manual_seed(8))
+    assert "dimensions 0 and 1 are transposed" in message(wide.t().reshape(4, 9), wide)
+
+
+def test_a_float16_overflow_that_became_zeros_fails_and_says_so():
+    hidden = torch.full((2, 64), 300.0)
+    norm = torch.rsqrt(hidden.half().square().mean(-1, keepdim=True)) * hidden.half()
+    expected = torch.rsqrt(hidden.square().mean(-1, keepdim=True)) * hidden
+    assert not norm.isnan().any()
+    text = message(norm, expected)
+    assert "hint: actual is all zeros, expected reaches 1: overflow in float16?" in text
+    assert "300 squared is 9e+04" in message(torch.zeros(4, dtype=torch.float16), torch.full((4,), 300.0))
+
+
+def test_noise_is_given_no_false_reason(base):
+    noisy = base + 0.05 * torch.randn(base.shape, generator=torch.Generator().manual_seed(9))
+    assert find(noisy, base, measure(noisy, base)) == []
+
+
+def test_equal_tensors_have_no_findings(base):
+    assert find(base, base, measure(base, base)) == []
+
+
+def test_a_finding_carries_the_error_before_and_after(base):
+    (finding,) = find(base * 1.01, base, measure(base * 1.01, base))
+    assert finding.name == "scale"
+    assert finding.before == pytest.approx(0.01, rel=1e-3)
+    assert finding.after < 1e-6

@@ -1,0 +1,355 @@
+"""Every metric against a float64 numpy value that is worked out whole, without blocks."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ditto_core.compare._blocks import plan
+from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
+from ditto_core.compare.ulp import tolerance, ulp
+from ditto_core.errors import UsageError
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
+MANTISSA = {
+    torch.float64: (52, -1022),
+    torch.float32: (23, -126),
+    torch.float16: (10, -14),
+    torch.bfloat16: (7, -126),
+    torch.float8_e4m3fn: (3, -6),
+    torch.float8_e5m2: (2, -14),
+}
+
+
+def whole(actual, expected, valid=None):
+    """Both sides as flat float64 arrays, only what is valid and finite on both sides, and the difference."""
+    a, b = (x.to(torch.float64).contiguous().numpy().reshape(-1) for x in (actual, expected))
+    keep = np.ones(a.size, bool) if valid is None else valid.expand(actual.shape).numpy().reshape(-1)
+    return a[keep], b[keep]
+
+
+def steps(dtype, b):
+    """ULP at each |b|, by frexp: 2^(max(e, e_min) - mantissa bits)."""
+    if dtype not in MANTISSA:
+        return np.ones_like(b)
+    bits, lowest = MANTISSA[dtype]
+    exponents = np.where(b == 0, lowest, np.frexp(np.abs(b))[1] - 1)
+    return np.ldexp(1.0, np.maximum(exponents, lowest) - bits)
+
+
+def widest(first, second):
+    return max(first, second, key=lambda t: -MANTISSA[t][0] if t in MANTISSA else -100)
+
+
+def check(actual, expected, m, valid=None, equal_nan=False):
+    a, b = whole(actual, expected, valid)
+    both = np.isfinite(a) & np.isfinite(b)
+    unequal = ~both & ~((a == b) | (np.isnan(a) & np.isnan(b) & equal_nan))
+    x, y = a[both], b[both]
+    d = x - y
+    n = max(1, x.size)
+    close = {"rel": 1e-9, "abs": 1e-300}
+    assert m.count == a.size
+    dd, aa, bb, ab = (d**2).sum(), (x**2).sum(), (y**2).sum(), (x * y).sum()
+    rel = math.inf if unequal.any() else math.sqrt(dd / bb) if bb else (math.inf if dd else 0.0)
+    assert m.rel_l2 == pytest.approx(rel, **close)
+    assert m.max_abs == pytest.approx(np.abs(d).max(initial=0), **close)
+    assert m.mean_abs == pytest.approx(np.abs(d).sum() / n, **close)
+    assert m.mse == pytest.approx(dd / n, **close)
+    assert m.rms == pytest.approx(math.sqrt(dd / n), **close)
+    assert m.snr_db == (pytest.approx(-20 * math.log10(rel)) if rel else math.inf)
+    cosine = ab / math.sqrt(aa) / math.sqrt(bb) if aa and bb else float(not aa and not bb)
+    assert m.cosine == pytest.approx(cosine, rel=1e-9, abs=1e-9)
+    if bb:
+        assert m.scale == pytest.approx(ab / bb, rel=1e-7, abs=1e-11 * math.sqrt(aa / bb))
+    nonzero = y != 0
+    r = np.abs(d[nonzero] / y[nonzero])
+    assert m.max_rel == pytest.approx(r.max(initial=0), **close)
+    assert m.mean_rel == pytest.approx(r.sum() / max(1, r.size), **close)
+    units = np.abs(d) / steps(widest(actual.dtype, expected.dtype), y)
+    assert m.max_ulp == pytest.approx(units.max(initial=0), **close)
+    outside = unequal.copy()
+    outside[both] = np.abs(d) > m.atol + m.rtol * np.abs(y)
+    assert m.mismatched == outside.sum()
+    assert m.mismatch_ratio == outside.sum() / max(1, a.size)
+    for name, test in (("nan", np.isnan), ("inf", np.isinf)):
+        assert getattr(m, f"{name}_actual") == test(a).sum()
+        assert getattr(m, f"{name}_expected") == test(b).sum()
+    assert m.nan_mismatch == (np.isnan(a) ^ np.isnan(b)).sum()
+    assert m.inf_mismatch == (~both & ~np.isnan(a) & ~np.isnan(b) & (a != b)).sum()
+    assert m.max_expected == np.abs(b[np.isfinite(b)]).max(initial=0)
+    assert m.max_actual == np.abs(a[np.isfinite(a)]).max(initial=0)
+    assert m.all_zero_actual == bool(a.size and (a == 0).all())
+    assert m.all_zero_expected == bool(b.size and (b == 0).all())
+    for share, found in zip((0.5, 0.9, 0.99, 0.999), (m.p50, m.p90, m.p99, m.p999), strict=True):
+        exact = np.sort(np.abs(d))[max(0, math.ceil(share * d.size) - 1)] if d.size else 0.0
+        assert found == pytest.approx(exact, rel=2**-7.9, abs=1e-40)
+    assert sum(number for _, number in m.histogram) == x.size
+    if valid is None and outside.any():
+        assert m.first_mismatch == tuple(int(i) for i in np.unravel_index(outside.argmax(), actual.shape))
+    if valid is None and np.abs(d).max(initial=0) > 0 and both.all():
+        assert m.max_abs_index == tuple(int(i) for i in np.unravel_index(np.abs(d).argmax(), actual.shape))
+        assert m.max_abs_actual == actual[m.max_abs_index].item()
+        assert m.max_abs_expected == expected[m.max_abs_index].item()
+
+
+def random(shape, dtype, generator, spread):
+    """Numbers of a dtype: bits at random with ``spread``, else normal ones."""
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if not dtype.is_floating_point:
+        low, high = (0 if dtype == torch.uint8 else -100), 100
+        return torch.randint(low, high, shape, generator=generator).to(dtype)
+    base = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if spread:
+        base = base * torch.exp(4 * torch.randn(shape, generator=generator, dtype=torch.float64))
+    limit = torch.finfo(dtype).max
+    return base.clamp(-limit, limit).to(dtype)
+
+
+@st.composite
+def pairs(draw):
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 8, 17, 31]), min_size=0, max_size=4)))
+    first, second = draw(st.sampled_from(FLOATS + INTEGERS)), draw(st.sampled_from(FLOATS + INTEGERS))
+    spread = draw(st.booleans())
+    b = random(shape, second, generator, spread)
+    a = random(shape, first, generator, spread)
+    if draw(st.booleans()):
+        a = (b.double() + 1e-2 * torch.randn(shape, generator=generator)).to(first)
+    for side in (a, b):
+        values = [v for v in (math.nan, math.inf, -math.inf) if side.dtype in FLOATS[:4]]
+        if values and side.numel() and draw(st.integers(0, 3)) == 0:
+            for _ in range(draw(st.integers(1, 3))):
+                side.view(-1)[draw(st.integers(0, side.numel() - 1))] = draw(st.sampled_from(values))
+    form = draw(st.sampled_from(["plain", "transposed", "strided", "expanded"]))
+    return restride(a, form), restride(b, draw(st.sampled_from([form, "plain"])))
+
+
+def restride(x, form):
+    """The same values with other strides."""
+    if form == "transposed" and x.dim() >= 2:
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    if form == "strided" and x.dim() >= 1:
+        return torch.stack([x, x], dim=-1)[..., 0]
+    return x
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pairs(), st.booleans())
+def test_every_metric_equals_whole_array_float64(pair, equal_nan):
+    actual, expected = pair
+    check(actual, expected, measure(actual, expected, equal_nan=equal_nan), equal_nan=equal_nan)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pairs(), st.integers(0, 2**31))
+def test_elements_that_are_not_valid_count_nowhere(pair, seed):
+    actual, expected = pair
+    generator = torch.Generator().manual_seed(seed)
+    shape = [size if i % 2 else 1 for i, size in enumerate(actual.shape)]
+    valid = torch.rand(shape, generator=generator) < 0.6
+    check(actual, expected, measure(actual, expected, valid=valid), valid=valid)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pairs())
+def test_json_round_trip_is_strict_and_lossless(pair):
+    metrics = measure(*pair)
+    text = json.dumps(metrics.to_json(), allow_nan=False)
+    assert str(Metrics.from_json(json.loads(text))) == str(metrics)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_many_blocks_and_threads_give_the_same_numbers(dtype, threads):
+    generator = torch.Generator().manual_seed(3)
+    expected = random((7, 81001), dtype, generator, spread=False)
+    actual = (expected.double() + 1e-3 * torch.randn(expected.shape, generator=generator)).to(dtype)
+    actual[5, 70000] = 3
+    metrics = measure(actual, expected, threads=threads)
+    check(actual, expected, metrics)
+    transposed = measure(actual.t(), expected.t(), threads=threads)
+    assert transposed.rel_l2 == pytest.approx(metrics.rel_l2, rel=1e-12)
+    assert transposed.max_abs_index == metrics.max_abs_index[::-1]
+
+
+@pytest.mark.parametrize(
+    "axes", [("batch", "head", "length", ""), ("batch", "", "total", "head"), ("", "past", "head", "batch")]
+)
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 2, 4, 70001), (1, 1, 140003, 1)])
+@pytest.mark.parametrize("strided", [False, True])
+def test_error_is_split_by_row_position_and_head(axes, shape, strided):
+    generator = torch.Generator().manual_seed(5)
+    expected = torch.randn(shape, generator=generator)
+    actual = expected + 1e-2 * torch.randn(shape, generator=generator)
+    if strided:
+        actual = restride(actual, "transposed")
+    metrics = measure(actual, expected, axes=axes)
+    for field, names in (("by_row", ["batch"]), ("by_position", ["length", "total", "past"]), ("by_head", ["head"])):
+        dim = next((axes.index(name) for name in names if name in axes), None)
+        if dim is None:
+            assert getattr(metrics, field) == ()
+            continue
+        whole_a, whole_b = actual.double().numpy(), expected.double().numpy()
+        d, b = (np.moveaxis(x, dim, 0).reshape(shape[dim], -1) for x in (whole_a - whole_b, whole_b))
+        wanted = np.sqrt((d**2).sum(1)) / np.sqrt((b**2).sum(1))
+        assert getattr(metrics, field) == pytest.approx(wanted.tolist(), rel=1e-9)
+
+
+def test_shapes_must_be_equal_and_both_are_named():
+    with pytest.raises(ShapeMismatch, match=r"actual \[2, 1\], expected \[2, 3\]"):
+        measure(torch.zeros(2, 1), torch.zeros(2, 3))
+    with pytest.raises(ShapeMismatch):
+        measure(torch.zeros(2, 3), torch.zeros(2, 3), valid=torch.ones(4, dtype=torch.bool))
+
+
+def test_axes_must_name_every_dimension():
+    with pytest.raises(UsageError, match="2 axes for 1 dimensions"):
+        measure(torch.zeros(2), torch.zeros(2), axes=("batch", "length"))
+
+
+def test_complex_tensors_are_refused():
+    with pytest.raises(UsageError, match="view_as_real"):
+        measure(torch.zeros(2, dtype=torch.complex64), torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "gap"), [(2**62, -(2**62), 2.0**63), (128001, 128000, 1), (2**62 + 1, 2**62, 1)]
+)
+def test_integers_of_64_bits_are_exact(first, second, gap):
+    metrics = measure(torch.tensor([7, first]), torch.tensor([7, second]))
+    assert (metrics.max_abs, metrics.mismatched, metrics.max_ulp) == (gap, 1, gap)
+    assert (metrics.max_abs_actual, metrics.max_abs_expected, metrics.max_abs_index) == (first, second, (1,))
+    assert metrics.rel_l2 > 0
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_an_error_of_one_ulp_is_one_ulp(dtype):
+    expected = torch.tensor([1.0, 1.5, 4.0]).to(dtype)
+    actual = expected.double().clone()
+    actual[1] += ulp(1.5, dtype)
+    metrics = measure(actual.to(dtype), expected)
+    assert metrics.max_ulp == 1.0
+    assert metrics.max_abs_index == (1,)
+
+
+def test_ulp_is_counted_in_the_coarser_dtype():
+    metrics = measure(torch.tensor([1.0], dtype=torch.float16), torch.tensor([1.0 + 2**-11]))
+    assert metrics.max_ulp == 0.5
+    assert metrics.rtol == tolerance(torch.float16)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
+def test_one_wrong_element_in_a_hundred_million_is_found(dtype):
+    expected = torch.zeros(100_000_000, dtype=dtype)
+    actual = expected.clone()
+    actual[87_654_321] = 1
+    metrics = measure(actual, expected)
+    assert (metrics.mismatched, metrics.first_mismatch, metrics.max_abs) == (1, (87_654_321,), 1.0)
+    assert metrics.mismatch_ratio == 1e-8
+    assert metrics.rel_l2 == math.inf
+
+
+def test_a_memory_mapped_file_is_measured(tmp_path):
+    for name in ("a", "b"):
+        np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", np.float32, (3, 500_000))[:] = 2.0
+    np.lib.format.open_memmap(tmp_path / "a.npy", "r+")[2, 499_999] = 3.0
+    actual, expected = (torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="r+")) for name in ("a", "b"))
+    metrics = measure(actual, expected)
+    assert (metrics.first_mismatch, metrics.mismatched) == ((2, 499_999), 1)
+    assert metrics.rel_l2 == pytest.approx(1 / (2 * math.sqrt(1.5e6)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_masks_that_hold_the_lowest_number_do_not_overflow(dtype):
+    low = torch.finfo(dtype).min
+    expected = torch.tensor([[0.0, low], [0.0, 0.0]], dtype=dtype)
+    actual = torch.tensor([[0.0, low], [1.0, low]], dtype=dtype)
+    metrics = measure(actual, expected, axes=("batch", ""))
+    assert metrics.rel_l2 == pytest.approx(1.0)
+    assert metrics.by_row == (0.0, math.inf)
+    assert metrics.max_abs == pytest.approx(-low)
+    assert metrics.headroom == 1.0
+    small = measure(torch.tensor([low, 1.0], dtype=dtype), torch.tensor([low, 2.0], dtype=dtype))
+    assert small.rms == pytest.approx(math.sqrt(0.5))
+
+
+def test_float64_opposites_of_the_lowest_number_are_two_apart():
+    low = torch.finfo(torch.float64).min
+    metrics = measure(torch.tensor([-low], dtype=torch.float64), torch.tensor([low], dtype=torch.float64))
+    assert metrics.rel_l2 == pytest.approx(2.0)
+    assert metrics.cosine == pytest.approx(-1.0)
+
+
+def test_float64_numbers_too_small_to_square_are_compared():
+    metrics = measure(torch.tensor([1.5e-200, 0], dtype=torch.float64), torch.tensor([1e-200, 0], dtype=torch.float64))
+    assert metrics.rel_l2 == pytest.approx(0.5)
+    assert metrics.rms == pytest.approx(0.5e-200 / math.sqrt(2))
+
+
+@pytest.mark.parametrize("factor", [1.01, -1.0, 0.125, 300.0])
+def test_a_constant_scale_is_measured(factor):
+    expected = torch.randn(4000, generator=torch.Generator().manual_seed(1))
+    metrics = measure(expected.double() * factor, expected)
+    assert metrics.scale == pytest.approx(factor, rel=1e-9)
+    assert metrics.scale_residual < 1e-6
+    assert metrics.rel_l2 == pytest.approx(abs(factor - 1), rel=1e-9)
+
+
+def test_nan_on_both_sides_is_equal_only_on_request():
+    both = torch.tensor([1.0, math.nan, math.inf])
+    strict, lenient = measure(both, both), measure(both, both, equal_nan=True)
+    assert (strict.rel_l2, strict.mismatched, strict.nan_mismatch) == (math.inf, 1, 0)
+    assert (lenient.rel_l2, lenient.mismatched) == (0.0, 0)
+    assert strict.first_nonfinite == ((1,), "both")
+
+
+def test_the_side_of_the_first_nonfinite_element_is_named():
+    metrics = measure(torch.tensor([[1.0, 2.0], [3.0, -math.inf]]), torch.ones(2, 2))
+    assert metrics.first_nonfinite == ((1, 1), "actual")
+    assert metrics.worst_mismatch == (1, 1)
+    assert metrics.first_mismatch == (0, 1)
+    assert metrics.max_abs == 2.0
+
+
+def test_zero_against_something_is_infinite_and_zero_against_zero_is_nothing():
+    assert measure(torch.ones(3), torch.zeros(3)).rel_l2 == math.inf
+    assert measure(torch.zeros(3), torch.zeros(3)).rel_l2 == 0.0
+    vanished = measure(torch.zeros(3), torch.ones(3))
+    assert (vanished.rel_l2, vanished.all_zero_actual, vanished.all_zero_expected, vanished.cosine) == (
+        1.0,
+        True,
+        False,
+        0.0,
+    )
+
+
+def test_an_empty_pair_counts_nothing():
+    metrics = measure(torch.zeros(0, 4), torch.zeros(0, 4), axes=("batch", "head"))
+    assert (metrics.count, metrics.rel_l2, metrics.max_abs_index) == (0, 0.0, None)
+    assert (metrics.by_row, metrics.by_head) == ((), (0.0,) * 4)
+
+
+def test_inputs_are_left_as_they_are():
+    actual, expected = torch.tensor([1.0, math.nan, -3.0]), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    before = actual.clone(), expected.clone()
+    measure(actual, expected)
+    assert torch.equal(actual.nan_to_num(), before[0].nan_to_num())
+    assert torch.equal(expected, before[1])
+
+
+def test_boxes_cover_a_strided_tensor_once_and_in_order():
+    tensor = torch.arange(4 * 6 * 10).view(10, 6, 4).permute(2, 1, 0)
+    layout = plan([tensor], [], block=7)
+    seen = [(start, box[0].reshape(-1).tolist()) for start, box in layout.boxes(0, layout.count)]
+    flat = tensor.reshape(-1).tolist()
+    assert [value for _, values in seen for value in values] == flat
+    assert all(flat[start : start + len(values)] == values and len(values) <= 7 for start, values in seen)

@@ -1,0 +1,128 @@
+"""Tolerances from files and from calibration. Measurements are made by hand: no engine runs here."""
+
+import pytest
+import torch
+
+from ditto_core.backends.base import KernelProperty, SessionInfo
+from ditto_core.compare.comparison import Comparison, SiteResult, judge
+from ditto_core.compare.metrics import measure
+from ditto_core.compare.rules import calibrate, load_tolerance, project_tolerance
+from ditto_core.compare.tokens import measure_logits
+from ditto_core.compare.tolerance import DIVERGED, EXPLAINED, WITHIN, Tolerance, Verdict, judge_logits
+from ditto_core.errors import UsageError
+
+UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "")
+INFO = SessionInfo("hand made", "none", "float16")
+
+
+def off_by(error):
+    """Metrics whose rel-L2 is ``error``: 1 + error against 1 in float64."""
+    return measure(torch.full((4,), 1 + error, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+
+
+def comparison(errors, tolerance=None, info=INFO, floor=1e-3):
+    results = [SiteResult(step, site, i, off_by(e), UNJUDGED, floor) for i, (site, step, e) in enumerate(errors)]
+    tolerance = tolerance or Tolerance()
+    return Comparison(info, INFO, judge(results, tolerance, (), info), tolerance)
+
+
+def test_the_bound_is_the_factor_times_the_floor():
+    found = comparison([("a", 0, 3.9e-3), ("b", 0, 4.1e-3)])
+    assert [r.verdict.status for r in sorted(found.results, key=lambda r: r.order)] == [WITHIN, DIVERGED]
+    assert found.first_bad.verdict.rule == "4 x noise floor 1.0e-03"
+    assert found.first_bad.verdict.margin == pytest.approx(4.1 / 4)
+
+
+def test_a_floor_that_was_small_by_chance_counts_as_the_usual_one():
+    floors = [1e-3, 1e-3, 1e-6]
+    results = [SiteResult(s + 1, "a", 0, off_by(2e-3), UNJUDGED, f) for s, f in enumerate(floors)]
+    assert all(r.verdict.ok for r in judge(results, Tolerance(), (), INFO))
+
+
+def test_a_measured_kernel_property_explains_what_exceeds_the_floor_in_its_phase_only():
+    kernel = KernelProperty("float16 accumulation", 5.0, "probe 1.0e-03, rounding alone 2.1e-04", "prefill")
+    info = SessionInfo("engine", "tensorrt", "float16", kernels=(kernel,))
+    found = comparison([("a", 0, 8e-3), ("a", 1, 8e-3), ("b", 0, 11e-3)], info=info)
+    by = {(r.site, r.step): r.verdict for r in found.results}
+    assert by["a", 0].status == EXPLAINED
+    assert "float16 accumulation: probe 1.0e-03" in by["a", 0].rule
+    assert by["a", 1].status == DIVERGED
+    assert by["b", 0].status == DIVERGED
+
+
+def test_a_rule_beats_the_floor_and_a_later_rule_an_earlier_one():
+    rules = {"**": 1e-4, "a": {"bound": 1.0, "reason": "known"}, "b": {"bound": 2e-3, "step": 1}}
+    found = comparison([("a", 0, 0.5), ("b", 0, 1e-3), ("b", 1, 1e-3)], Tolerance.of(rules))
+    by = {(r.site, r.step): r.verdict for r in found.results}
+    assert by["a", 0].status == EXPLAINED
+    assert by["a", 0].rule == "rule 'a': known"
+    assert by["b", 0].status == DIVERGED
+    assert by["b", 1].status == WITHIN
+
+
+def test_max_mismatch_ratio_allows_a_share_of_elements():
+    actual = torch.ones(1000)
+    actual[:3] += 1
+    rule = Tolerance.of({"**": {"max_mismatch_ratio": 0.003, "rtol": 0.1, "atol": 0.0}})
+    metrics = measure(actual, torch.ones(1000), rtol=0.1, atol=0.0)
+    assert metrics.mismatched == 3
+    assert rule.judge(("x",), 0, metrics, "float32").ok
+    tight = Tolerance.of({"**": {"max_mismatch_ratio": 0.002}})
+    assert not tight.judge(("x",), 0, metrics, "float32").ok
+
+
+def test_a_quantized_engine_is_judged_by_its_logits():
+    logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    noisy = logits + 0.5 * torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
+    good, bad = (judge_logits(measure_logits(a, logits, dtype="float32"), "int8") for a in (logits, noisy))
+    assert all(v.ok for v in good)
+    assert not any(v.ok for v in bad)
+    assert [v.metric for v in bad] == ["kl_mean", "top1_disagreement"]
+    assert Tolerance().judge(("x",), 0, off_by(0.3), "int8").status == EXPLAINED
+    assert judge_logits(measure_logits(logits, logits, dtype="float32"), "float32") == ()
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"a": {"bnd": 1}}, r"has no field 'bnd'; did you mean 'bound'"),
+        ({"a": {"metric": "rel_l2"}}, "has no 'bound'"),
+        ({"a": {"bound": 1, "metric": "rel_l1"}}, r"no tolerance on 'rel_l1' can be set.*did you mean 'rel_l2'"),
+        ({"a": -1.0}, r"is -1\.0, expected a number of 0 or more"),
+        ({"a": "x"}, "expected a number or a table"),
+        ({"factor": 0}, "the tolerance factor is 0"),
+        ("x", "a tolerance is a number or a table"),
+    ],
+)
+def test_bad_rules_are_one_line(table, message):
+    with pytest.raises(UsageError, match=message):
+        Tolerance.of(table)
+
+
+def test_rules_come_from_the_nearest_pyproject(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.ditto_core.tolerances]\nfactor = 5\n"a.*" = 1e-2\n')
+    (tmp_path / "sub").mkdir()
+    found = project_tolerance(tmp_path / "sub")
+    assert (found.factor, found.rules[0].selector, found.rules[0].bound) == (5.0, "a.*", 1e-2)
+
+
+def test_the_inner_tolerance_overrides_the_project_but_keeps_its_factor():
+    merged = Tolerance.of({"a": 1.0}).over(Tolerance.of({"factor": 6, "a": 2.0}))
+    assert merged.factor == 6
+    assert merged.rule_for(("a",), 0).bound == 1.0
+
+
+def test_calibration_writes_one_rule_for_all_layers_and_reads_back(tmp_path):
+    path = tmp_path / "rules.toml"
+    found = comparison([("model.layers.0.mlp", 0, 1e-3), ("model.layers.11.mlp", 0, 3e-3), ("norm", 0, 1e-3)])
+    assert calibrate([found], path) == 2
+    rules = {r.selector: r.bound for r in load_tolerance(path).rules}
+    assert rules == pytest.approx({"model.layers.*.mlp": 6e-3, "norm": 2e-3}, rel=1e-3)
+    assert "review" in path.read_text()
+    assert bool(found.judged(load_tolerance(path)))
+
+
+def test_calibration_refuses_a_broken_engine(tmp_path):
+    with pytest.raises(UsageError, match="not calibrated: a, step 0 diverges"):
+        calibrate([comparison([("a", 0, 0.5)])], tmp_path / "rules.toml")
+    assert not (tmp_path / "rules.toml").exists()

@@ -44,13 +44,13 @@ def redirect(model: onnx.ModelProto, value: str, nodes: list[onnx.NodeProto], re
         model.graph.node.insert(first + i, node)
 
 
-def scaled(value: str, factor: float) -> Edit:
+def scaled(value: str, factor: float, dtype: str = "float32") -> Edit:
     """Readers see the value times ``factor``, and so does the tap."""
 
     def edit(model: onnx.ModelProto) -> None:
         maker = next(node for node in model.graph.node if value in node.output)
         maker.output[list(maker.output).index(value)] = "fault_in"
-        constant(model, "fault_factor", factor, "float32")
+        constant(model, "fault_factor", factor, dtype)
         place = list(model.graph.node).index(maker) + 1
         model.graph.node.insert(place, helper.make_node("Mul", ["fault_in", "fault_factor"], [value]))
 

@@ -125,7 +125,7 @@ def relate(
     """Compare two runs site by site; ``exact`` asks for the same bits, else ``tolerance`` judges with the ``floor``."""
     tolerance = tolerance or Tolerance()
     results, missing, bits = measured(actual.captured, expected.captured, floor or {})
-    judged = tuple(map(bitwise(bits), results)) if exact else judge(results, tolerance, taps, actual.info.dtype)
+    judged = tuple(map(bitwise(bits), results)) if exact else judge(results, tolerance, taps, actual.info)
     left_out = actual.captured.left_out
     notes = tuple(f"left out {site}: {reason}" for site, reason in left_out.items())
     name_of_logits = next((tap.site for tap in taps if tap.value == "logits"), "logits")

@@ -120,6 +120,11 @@ class Pair:
         key = {name: fingerprint(t.tolist()) for name, t in values.items()}
         return self._run(lambda sides, floor: single_step(sides, values, tolerance=self._tolerance, floor=floor), key)
 
+    @property
+    def model_config(self) -> Any:
+        """The model's own configuration, None where it has none."""
+        return getattr(self._workspace.model(self.spec.model, self.spec.attention).module, "config", None)
+
     def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:
         """Write the operators of a site as the last run computed them, with real tensors and a test that fails alike.
 

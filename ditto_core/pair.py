@@ -125,6 +125,18 @@ class Pair:
         """The model's own configuration, None where it has none."""
         return getattr(self._workspace.model(self.spec.model, self.spec.attention).module, "config", None)
 
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, None where it has none."""
+        return self._workspace.model(self.spec.model, self.spec.attention).tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that the model takes, 0 for a model without a vocabulary."""
+        from ditto_core.export import vocab_size
+
+        return vocab_size(self._workspace.model(self.spec.model, self.spec.attention).module)
+
     def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:
         """Write the operators of a site as the last run computed them, with real tensors and a test that fails alike.
 

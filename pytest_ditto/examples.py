@@ -44,32 +44,39 @@ def given_test(item: pytest.Item) -> Any:
 
 
 def prepare(item: pytest.Item) -> None:
-    """Fit a test's settings to engines, as far as its author has left them to the default."""
+    """Fit a test's settings to engines, as far as its author has left them to the default.
+
+    Raises hypothesis's ``FailedHealthCheck`` where it would, but for our own fixtures: it would name ours first.
+    """
     function = given_test(item)
     if function is None:
         return
     from hypothesis import HealthCheck, settings
+    from hypothesis.errors import FailedHealthCheck
 
     from pytest_ditto.fixtures import PAIR
 
     # The attribute is how hypothesis's own plugin changes a collected test's settings; decorating again is refused.
     chosen = getattr(function, "_hypothesis_internal_use_settings", None) or settings()
-    quiet = {HealthCheck.too_slow, HealthCheck.data_too_large, *chosen.suppress_health_check}
-    if only_ours(item):
-        quiet.add(HealthCheck.function_scoped_fixture)
+    foreign = foreign_fixture(item)
+    if foreign and HealthCheck.function_scoped_fixture not in chosen.suppress_health_check:
+        raise FailedHealthCheck(
+            f"{item.nodeid!r} uses a function-scoped fixture {foreign!r}, which is not made anew for each example of "
+            f"@given: make it inside the test, or suppress HealthCheck.function_scoped_fixture"
+        )
+    ours = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
+    quiet = {*ours, *chosen.suppress_health_check}
     deadline = None if chosen.deadline == settings.get_profile("default").deadline else chosen.deadline
     function._hypothesis_internal_use_settings = settings(chosen, deadline=deadline, suppress_health_check=quiet)
     if PAIR in item.stash:
         item.stash[PAIR].comparisons = Examples()
 
 
-def only_ours(item: pytest.Item) -> bool:
-    """Tell whether no fixture of somebody else's is made once a test: hypothesis is right to warn of those."""
-    arguments = getattr(item, "_fixtureinfo", None)
-    if arguments is None:
-        return False
-    for name in arguments.argnames:
-        definitions = arguments.name2fixturedefs.get(name, ())
+def foreign_fixture(item: pytest.Item) -> str:
+    """Return an argument that is somebody else's fixture and made once a test, or an empty string."""
+    known = getattr(item, "_fixtureinfo", None)
+    for name in known.argnames if known is not None else ():
+        definitions = known.name2fixturedefs.get(name, ())
         if name not in OURS and any(definition.scope == "function" for definition in definitions):
-            return False
-    return True
+            return str(name)
+    return ""

@@ -74,8 +74,10 @@ def prepare(item: pytest.Item) -> None:
 
 def foreign_fixture(item: pytest.Item) -> str:
     """Return an argument that is somebody else's fixture and made once a test, or an empty string."""
-    known = getattr(item, "_fixtureinfo", None)
-    for name in known.argnames if known is not None else ():
+    known: Any = getattr(item, "_fixtureinfo", None)
+    if known is None:
+        return ""
+    for name in known.argnames:
         definitions = known.name2fixturedefs.get(name, ())
         if name not in OURS and any(definition.scope == "function" for definition in definitions):
             return str(name)

@@ -1,6 +1,7 @@
 """The search for a diverging prompt, on real engines."""
 
 import json
+import shlex
 
 import pytest
 from typer.testing import CliRunner
@@ -114,7 +115,7 @@ def test_the_command_exits_with_0_1_or_2(model_directory, shared_cache_dir, tmp_
     assert "--tolerance-factor 1e-06" in again
     assert again.split("--input-ids ")[1].isdecimal()  # a single token
     assert json.loads((tmp_path / "failure.json").read_text())["shrunk"]
-    arguments = again.removeprefix("again: ditto ").split()
+    arguments = shlex.split(again.removeprefix("again: ditto "))
     replayed = CliRunner().invoke(application(), arguments)
     assert replayed.exit_code == 1, replayed.output
     assert "engine diverges at model.layers.0, step 0: " in replayed.output

@@ -95,7 +95,9 @@ def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
     aliases = dict(spec.aliases)
     raw = [name for name in spec.outputs if name.startswith(RAW_PREFIXES) or name in aliases]
     taps = provenance.select(name for name in spec.outputs if name not in raw)
-    own = getattr(get_backend(spec.backend), "raw_taps", None)  # a backend that builds from no ONNX has names of its own
+    own = getattr(
+        get_backend(spec.backend), "raw_taps", None
+    )  # a backend that builds from no ONNX has names of its own
 
     def resolve(name: str) -> Sequence[Tap]:
         alias = aliases.get(name, name)

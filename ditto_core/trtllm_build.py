@@ -21,8 +21,8 @@ from pathlib import Path
 
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.build import REPORT_FOLDER, environment
-from ditto_core.backends.trtllm.taps import ADD_OUTPUT_VARIABLE, Plan, parse_add_output
 from ditto_core.backends.trtllm.tapped import HOOK_CLASS, HOOK_FILE
+from ditto_core.backends.trtllm.taps import ADD_OUTPUT_VARIABLE, Plan, parse_add_output
 from ditto_core.errors import BackendError, DittoError, UsageError
 
 ARTIFACTS_VARIABLE = "DEBUG_ARTIFACTS_DIR"

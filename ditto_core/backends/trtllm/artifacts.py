@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.backends.trtllm import calls
+from ditto_core.backends.trtllm.taps import LINE_NUMBER
 
 NETWORK_FILE = "trt_network_def.py"
 CONFIG_FILE = "builder_config.json"
@@ -26,7 +27,7 @@ Fields = Callable[[str], Mapping[str, Any] | None]
 
 def watch_build_engine(directory: Path) -> None:
     """Write the artifacts of the next engine that is built in this process."""
-    builder = calls.Call("tensorrt_llm.builder.Builder").resolve()
+    builder = calls.attribute("tensorrt_llm.builder.Builder")
     original = calls.attribute("tensorrt_llm.builder.Builder.build_engine")
 
     def build_engine(self: Any, network: Any, builder_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +59,12 @@ def write_plugins(folder: Path, definition: Any, fields: Fields) -> None:
         found = fields(layer.name)
         if found is not None:
             folder.mkdir(exist_ok=True)
-            data = {"layer": layer.name, **found, "inputs": described(inputs(layer)), "outputs": described(outputs(layer))}
+            data = {
+                "layer": layer.name,
+                **found,
+                "inputs": described(inputs(layer)),
+                "outputs": described(outputs(layer)),
+            }
             (folder / f"{file_name(layer.name)}.json").write_text(json.dumps(data, indent=1, default=str) + "\n")
 
 
@@ -83,22 +89,28 @@ def readable(definition: Any, fields: Fields) -> Iterator[str]:
             yield f"#   {key} = {value}"
         for tensor in outputs(layer):
             note = ", output" if tensor.name in marked else ""
-            yield f"{name(tensor.name)} = {kind}({arguments})  # {tensor.name}: {type_of(tensor)}{note}"
+            yield f"{name(tensor.name)} = {kind}({arguments})  # {type_of(tensor)}{note}"
 
 
 class Identifiers:
-    """Python identifiers for names of tensors: the same for one name, never that of another."""
+    """Short Python identifiers for names of tensors: the same for one name, never that of another.
+
+    Upstream's names are whole call stacks; their last two parts say enough where the layer's name stands above.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
+        self._taken: set[str] = set()
 
     def __call__(self, name: str) -> str:
         """Return the identifier of a tensor."""
         if name not in self._known:
-            plain = re.sub(r"\W+", "_", name).strip("_") or "tensor"
+            short = "_".join(LINE_NUMBER.sub("", name).split("/")[-2:])
+            plain = re.sub(r"\W+", "_", short).strip("_") or "tensor"
             plain = f"t_{plain}" if plain[0].isdigit() or keyword.iskeyword(plain) else plain
-            taken = set(self._known.values())
-            self._known[name] = plain if plain not in taken else f"{plain}_{len(taken)}"
+            chosen = plain if plain not in self._taken else f"{plain}_{len(self._taken)}"
+            self._known[name] = chosen
+            self._taken.add(chosen)
         return self._known[name]
 
 
@@ -135,7 +147,7 @@ def plain_attributes(config: Any) -> dict[str, Any]:
         if isinstance(value, PLAIN) and value is not None:
             found[key] = value
         elif hasattr(value, "name") and isinstance(getattr(value, "name", None), str):
-            found[key] = value.name  # type: ignore[union-attr]
+            found[key] = value.name
     return found
 
 

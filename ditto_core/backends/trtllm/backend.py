@@ -44,7 +44,9 @@ class TrtllmBackend:
                 f"options={{'engine': 'pytorch'}}, or {detect.LAST_ENGINE_RELEASE}"
             )
         if engine == "pytorch" and not found.pytorch:
-            raise BackendError(f"{detect.PACKAGE} {found.version} has no PyTorch backend that is known, 1.0 and later have")
+            raise BackendError(
+                f"{detect.PACKAGE} {found.version} has no PyTorch backend that is known, 1.0 and later have"
+            )
 
     def versions(self) -> dict[str, str]:
         """Versions of TensorRT-LLM and of what it builds with."""
@@ -102,7 +104,8 @@ def model_directory(spec: EngineSpec, directory: Path) -> str:
     if not loaded.decoder:
         raise BackendError(f"trtllm runs decoders, {spec.model.label} is none")
     folder = directory / MODEL_FOLDER
-    loaded.module.save_pretrained(folder)
+    module: Any = loaded.module
+    module.save_pretrained(folder)
     return MODEL_FOLDER
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.artifacts import watch_build_engine
-from ditto_core.backends.trtllm.taps import Plan, Report, observe
 from ditto_core.backends.trtllm.tapped import TappedModel
+from ditto_core.backends.trtllm.taps import Plan, Report, observe
 from ditto_core.errors import BackendError, BuildError
 
 TIMING_CACHE = "model.cache"
@@ -54,7 +54,9 @@ class Order:
     @property
     def plan(self) -> Plan:
         """The taps of this build."""
-        return Plan(self.outputs, strict=False, report=str(Path(self.directory) / REPORT_FOLDER), artifacts=self.artifacts)
+        return Plan(
+            self.outputs, strict=False, report=str(Path(self.directory) / REPORT_FOLDER), artifacts=self.artifacts
+        )
 
 
 def build_engine(**order: Any) -> dict[str, Any]:

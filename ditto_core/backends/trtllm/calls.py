@@ -23,8 +23,8 @@ class Call:
 
     ``keywords`` are passed by name wherever they exist: a value is the first version that has the keyword, or a pair of
     the first and the first that has it no more. ``positional`` are the names of arguments passed by position.
-    ``since`` and ``until`` (exclusive) bound the versions in which the adapter uses it. ``owner`` is the dotted name of
-    the class when it is a method: it is then called on an instance.
+    ``since`` and ``until`` (exclusive) bound the versions in which the adapter uses it. A ``method`` is called on an
+    instance. ``fields`` are classes to whose fields keywords are passed on.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Call:
     since: str = FIRST
     until: str = BEYOND
     method: bool = False
+    fields: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it. A method takes its instance first. Raises :class:`BackendError` when this version lacks the name."""
@@ -40,7 +41,9 @@ class Call:
             if key not in self.keywords:
                 raise BackendError(f"{self.name} is called with {key!r}, which its entry in the table does not declare")
         if len(args) - self.method != len(self.positional):
-            raise BackendError(f"{self.name} is called with {len(args)} positional arguments, {self.positional} declared")
+            raise BackendError(
+                f"{self.name} is called with {len(args)} positional arguments, {self.positional} declared"
+            )
         if self.method:
             receiver, *rest = args
             return getattr(receiver, self.name.rpartition(".")[2])(*rest, **kwargs)
@@ -136,6 +139,7 @@ RUNNER_GENERATE = Call(
     "tensorrt_llm.runtime.model_runner.ModelRunner.generate",
     always("batch_input_ids", "stopping_criteria", "logits_processor", "max_new_tokens", "end_id", "pad_id"),
     method=True,
+    fields=("tensorrt_llm.runtime.generation.SamplingConfig",),
 )
 
 # Running engines: the C++ executor
@@ -175,9 +179,7 @@ REQUEST = Call(
         "output_config": FIRST,
     },
 )
-EXECUTOR = Call(
-    "tensorrt_llm.bindings.executor.Executor", positional=("model_path", "model_type", "executor_config")
-)
+EXECUTOR = Call("tensorrt_llm.bindings.executor.Executor", positional=("model_path", "model_type", "executor_config"))
 ENQUEUE = Call("tensorrt_llm.bindings.executor.Executor.enqueue_requests", positional=("requests",), method=True)
 AWAIT = Call("tensorrt_llm.bindings.executor.Executor.await_responses", positional=("ids",), method=True)
 LATEST_DEBUG_TENSORS = Call(
@@ -193,6 +195,11 @@ LLM = Call(
         *("max_seq_len", "max_num_tokens", "skip_tokenizer_init", "attn_backend"),
     ),
     since="1.0.0",
+    fields=(
+        "tensorrt_llm.llmapi.llm.BaseLLM.__init__",
+        "tensorrt_llm.llmapi.llm_args.TorchLlmArgs",
+        "tensorrt_llm.llmapi.llm_args.BaseLlmArgs",
+    ),
 )
 GENERATE_ASYNC = Call(
     "tensorrt_llm.llmapi.llm.BaseLLM.generate_async", always("inputs", "sampling_params"), method=True, since="1.0.0"
@@ -201,6 +208,7 @@ SAMPLING = Call(
     "tensorrt_llm.SamplingParams",
     always("max_tokens", "end_id", "pad_id", "ignore_eos", "return_context_logits"),
     since="1.0.0",
+    fields=("tensorrt_llm.sampling_params.SamplingParams",),
 )
 RESULT = Call("tensorrt_llm.executor.result.GenerationResult.result", method=True, since="1.0.0")
 ABORT = Call("tensorrt_llm.executor.result.GenerationResult.abort", method=True, since="1.0.0")
@@ -209,17 +217,35 @@ LLM_SHUTDOWN = Call("tensorrt_llm.llmapi.llm.BaseLLM.shutdown", method=True, sin
 CALLS: tuple[Call, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Call))
 """All entries; a name may occur twice where its keywords changed."""
 
+TORCH = "tensorrt_llm._torch"
 ATTRIBUTES: Mapping[str, str] = {
-    "tensorrt_llm.network.Network.trt_network": "the INetworkDefinition that is being built",
-    "tensorrt_llm.network.Network.strongly_typed": "whether it keeps the dtypes of its tensors",
-    "tensorrt_llm.network.Network.plugin_config": "asked for the fusions that change what a module returns",
-    "tensorrt_llm.builder.Builder.build_engine": "wrapped for one call when artifacts are wanted: no other way to the "
-    "final network and TensorRT's builder configuration",
-    "tensorrt_llm.models.MODEL_MAP": "architecture -> model class, as trtllm-build looks it up",
-    "tensorrt_llm.bindings.executor.ModelType.DECODER_ONLY": "the kind of model for the executor",
-    "tensorrt_llm.bindings.executor.DebugTensorsPerIteration.debug_tensors": "name -> tensor",
-    "tensorrt_llm.bindings.executor.DebugTensorsPerIteration.iter": "number of the iteration",
-    "tensorrt_llm.bindings.executor.Result.output_token_ids": "generated tokens",
-    "tensorrt_llm.bindings.executor.Result.additional_outputs": "list of name and output, from 0.17",
+    "tensorrt_llm.network.Network.trt_network": FIRST,
+    "tensorrt_llm.network.Network.strongly_typed": FIRST,
+    "tensorrt_llm.network.Network.plugin_config": FIRST,
+    "tensorrt_llm.network.PluginInfo.plugin_name": FIRST,
+    "tensorrt_llm.network.PluginInfo.pfc_as_list": FIRST,
+    "tensorrt_llm.functional.Tensor.trt_tensor": FIRST,
+    "tensorrt_llm.builder.Builder": FIRST,
+    "tensorrt_llm.builder.Builder.build_engine": FIRST,  # wrapped for one call when artifacts are wanted
+    "tensorrt_llm.models.MODEL_MAP": FIRST,
+    "tensorrt_llm.models.modeling_utils.DecoderLayerList.layer_list": FIRST,
+    "tensorrt_llm.runtime.model_runner.ModelRunner.session": FIRST,
+    "tensorrt_llm.runtime.generation.GenerationSession.debug_buffer": FIRST,
+    "tensorrt_llm.runtime.generation.GenerationSession.dump_debug_buffers": FIRST,  # replaced on the instance
+    "tensorrt_llm.bindings.executor.ModelType.DECODER_ONLY": FIRST,
+    "tensorrt_llm.bindings.executor.Response.result": FIRST,
+    "tensorrt_llm.bindings.executor.DebugTensorsPerIteration.debug_tensors": "0.14.0",
+    "tensorrt_llm.bindings.executor.DebugTensorsPerIteration.iter": "0.14.0",
+    "tensorrt_llm.bindings.executor.Result.additional_outputs": "0.17.0",
+    "tensorrt_llm.bindings.executor.AdditionalOutput.name": "0.17.0",
+    "tensorrt_llm.bindings.executor.AdditionalOutput.output": "0.17.0",
+    "tensorrt_llm.llmapi.llm._TorchLLM._executor": "1.0.0",
+    "tensorrt_llm.executor.base_worker.BaseWorker.engine": "1.0.0",
+    f"{TORCH}.pyexecutor.py_executor.PyExecutor.model_engine": "1.0.0",
+    f"{TORCH}.pyexecutor.model_engine.PyTorchModelEngine.model": "1.0.0",
+    f"{TORCH}.pyexecutor.model_engine.PyTorchModelEngine.is_warmup": "1.0.0",
+    f"{TORCH}.models.modeling_utils.DecoderModelForCausalLM.lm_head": "1.0.0",
+    f"{TORCH}.models.modeling_utils.DecoderModelForCausalLM.config": "1.0.0",
+    f"{TORCH}.models.modeling_llama.LlamaDecoderLayer.next_layer_layernorm": "1.0.0",
 }
-"""What the adapter reads without calling it."""
+"""What the adapter reads without calling it, and the first version that has it."""

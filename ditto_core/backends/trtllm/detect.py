@@ -55,7 +55,9 @@ class Installation:
     @property
     def label(self) -> str:
         """What it can do, in words."""
-        kinds = [name for name, there in (("TensorRT engines", self.engines), ("PyTorch backend", self.pytorch)) if there]
+        kinds = [
+            name for name, there in (("TensorRT engines", self.engines), ("PyTorch backend", self.pytorch)) if there
+        ]
         return f"{PACKAGE} {self.version}: {' and '.join(kinds) or 'no usable backend'}"
 
 
@@ -123,7 +125,7 @@ def report_lines() -> Iterator[str]:
     """Yield the lines of ``ditto doctor``: what is installed, what works, what clashes, what to run in a container."""
     found = find()
     if found is None:
-        yield f"{PACKAGE} is not installed here: engines and dumps are made in the vendor's container, compared anywhere"
+        yield f"{PACKAGE} is not installed: make engines and dumps in the vendor's container, compare them anywhere"
     else:
         yield found.label
         yield from problems(found)
@@ -139,7 +141,8 @@ def report_lines() -> Iterator[str]:
 def problems(found: Installation) -> Iterator[str]:
     """Yield what does not work with an installation, and why."""
     if not found.engines:
-        yield f"no TensorRT engines: {', '.join(found.missing)} missing (last stable release with them: {LAST_ENGINE_RELEASE})"
+        lost = ", ".join(found.missing)
+        yield f"no TensorRT engines: {lost} missing (last stable release with them: {LAST_ENGINE_RELEASE})"
     elif not installed("tensorrt"):
         yield "no TensorRT engines: tensorrt itself is not installed"
     if not found.pytorch:

@@ -58,9 +58,11 @@ def additional(version: str, names: Sequence[str]) -> tuple[dict[str, Any], dict
 
 
 class ExecutorRun:
-    """One engine in the executor. ``debug`` names debug tensors (empty: all outputs), ``outputs`` additional outputs."""
+    """One engine in the executor. ``debug`` names debug tensors (empty: all outputs), ``outputs`` further outputs."""
 
-    def __init__(self, directory: Path, *, iterations: int, debug: Sequence[str] = (), outputs: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, *, iterations: int, debug: Sequence[str] = (), outputs: Sequence[str] = ()
+    ) -> None:
         self._version = detect.require().version
         config, self._output = additional(self._version, outputs)
         if not outputs:
@@ -80,7 +82,9 @@ class ExecutorRun:
     def debug_tensors(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the debug tensors of each iteration that is in memory, oldest first."""
         if files_only(self._version):
-            raise BackendError("this version writes debug tensors to files: compare `tllm_debug` in the temporary directory")
+            raise BackendError(
+                "this version writes debug tensors to files: compare `tllm_debug` in the temporary directory"
+            )
         for iteration in sorted(calls.LATEST_DEBUG_TENSORS(self._executor), key=lambda one: one.iter):
             yield {name: torch.as_tensor(tensor) for name, tensor in iteration.debug_tensors.items()}
 

@@ -44,7 +44,7 @@ class Options:
                 told = ", ".join((*known, "build.FIELD", "plugin.FIELD"))
                 raise UsageError(f"trtllm has no option {name!r}{nearest(name, known)} (known: {told})")
         groups = {p[:-1]: {k[len(p) :]: v for k, v in spec.options if k.startswith(p)} for p in PREFIXES}
-        options = cls(**own, **groups)
+        options = cls(build=groups["build"], plugin=groups["plugin"], **own)
         options._check()
         return options
 

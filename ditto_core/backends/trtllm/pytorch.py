@@ -60,7 +60,9 @@ class TorchSession:
         self._handoff: Handoff | None = None
         self._request: Any = None
         facts = {"tensorrt_llm": found.version, "runtime": "PyTorch backend, one process", "attention": attn_backend}
-        self._info = SessionInfo(f"trtllm pytorch {spec.dtype}", "trtllm", spec.dtype, device(), spec.model.label, facts)
+        self._info = SessionInfo(
+            f"trtllm pytorch {spec.dtype}", "trtllm", spec.dtype, device(), spec.model.label, facts
+        )
 
     @property
     def info(self) -> SessionInfo:
@@ -85,10 +87,7 @@ class TorchSession:
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
         real = new_tokens(inputs["attention_mask"], inputs["input_ids"].shape[1])
-        if self._handoff is None:
-            found = self._prefill(inputs)
-        else:
-            found = self._handoff.step(inputs["input_ids"][:, 0])
+        found = self._prefill(inputs) if self._handoff is None else self._handoff.step(inputs["input_ids"][:, 0])
         for tap in self._taps:
             place = self._places[tap.site]
             if place.tensor not in found:
@@ -107,9 +106,7 @@ class TorchSession:
     def _prefill(self, inputs: Mapping[str, torch.Tensor]) -> Any:
         (prompt,) = prompts(inputs["input_ids"], inputs["attention_mask"])
         room = self._limit - len(prompt)
-        sampling = calls.SAMPLING(
-            max_tokens=room, end_id=NO_END, pad_id=0, ignore_eos=True, return_context_logits=True
-        )
+        sampling = calls.SAMPLING(max_tokens=room, end_id=NO_END, pad_id=0, ignore_eos=True, return_context_logits=True)
         self._handoff = Handoff()
         self._request = calls.GENERATE_ASYNC(self._llm, inputs=prompt.tolist(), sampling_params=sampling)
         self._handoff.start(partial(calls.RESULT, self._request))  # its end is the end of the run
@@ -127,8 +124,8 @@ def worker_engine(llm: Any) -> Any:
         return llm._executor.engine.model_engine
     except AttributeError as error:
         raise BackendError(
-            f"the model of the PyTorch backend is out of reach ({error}): set {SINGLE_PROCESS}=1 before TensorRT-LLM is "
-            f"imported, and use one GPU"
+            f"the model of the PyTorch backend is out of reach ({error}): set {SINGLE_PROCESS}=1 before tensorrt_llm "
+            f"is imported, and use one GPU"
         ) from error
 
 
@@ -188,16 +185,15 @@ def block_output(module: nn.Module, output: Any) -> torch.Tensor | None:
         return None
     if not hasattr(module, "self_attn") or len(output) < 2 or not isinstance(output[1], torch.Tensor):
         return output[0]
-    if getattr(module, NEXT_NORM, None) is not None:
-        return output[1]
-    return output[0] + output[1]
+    hidden, residual = output[0], output[1]
+    return residual if getattr(module, NEXT_NORM, None) is not None else hidden + residual
 
 
 def block_input(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """Return a module's input in Hugging Face's sense: layers and norms also get the residual, which belongs to it."""
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
-    hidden = kwargs.get("hidden_states", tensors[0] if tensors else None)
-    residual = kwargs.get("residual", tensors[1] if len(tensors) > 1 else None)
+    hidden: torch.Tensor | None = kwargs.get("hidden_states", tensors[0] if tensors else None)
+    residual: torch.Tensor | None = kwargs.get("residual", tensors[1] if len(tensors) > 1 else None)
     if residual is None or hidden is None:
         return hidden
     return residual if getattr(module, NEXT_NORM, None) is not None else hidden + residual
@@ -216,4 +212,3 @@ def head_ratio(module: nn.Module) -> tuple[int, int, int]:
     heads = int(config.num_attention_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     return (heads, kv_heads, kv_heads)
-

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -77,9 +78,7 @@ def merge(step: Mapping[str, Mapping[str, torch.Tensor]], layout: Layout) -> Mer
     return merged
 
 
-def merge_one(
-    name: str, parts: Mapping[str, torch.Tensor], layout: Layout, found: list[Disagreement]
-) -> torch.Tensor:
+def merge_one(name: str, parts: Mapping[str, torch.Tensor], layout: Layout, found: list[Disagreement]) -> torch.Tensor:
     """Merge one tensor of the tensor-parallel ranks of a stage."""
     tensors = list(parts.values())
     if len({(tuple(t.shape), t.dtype) for t in tensors}) > 1:
@@ -113,10 +112,10 @@ def join_qkv(tensors: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
     size = tensors[0].shape[-1]
     if layout.heads % ranks or size % (query + 2 * kv):
         raise UsageError(
-            f"{size} features on each of {ranks} ranks do not fit {layout.heads} heads and {layout.kv_heads} heads of keys"
+            f"{size} features on each of {ranks} ranks do not fit {layout.heads} query and {layout.kv_heads} key heads"
         )
     head = size // (query + 2 * kv)
-    parts = [tensor.split([query * head, kv * head, kv * head], -1) for tensor in tensors]
+    parts = [torch.split(tensor, [query * head, kv * head, kv * head], -1) for tensor in tensors]
     copies = max(1, ranks // layout.kv_heads)
     kept = parts[::copies]
     return torch.cat([*(p[0] for p in parts), *(p[1] for p in kept), *(p[2] for p in kept)], -1)
@@ -182,10 +181,9 @@ def open_merged(path: Path, layout: Layout) -> tuple[Dump, list[Disagreement]]:
     counts = {place: dump.steps for place, dump in ranks.items()}
     if len(set(counts.values())) > 1:
         raise TraceError(f"the ranks of {path} hold different numbers of steps: {counts}")
-    found: list[Disagreement] = []
-    for step in range(next(iter(counts.values()), 0)):
-        found += merged_step(ranks, step, layout).disagreements
-    openers = [lambda step=step: lazy(ranks, step, layout) for step in range(next(iter(counts.values()), 0))]  # type: ignore[misc]
+    steps = range(next(iter(counts.values()), 0))
+    found = [each for step in steps for each in merged_step(ranks, step, layout).disagreements]
+    openers = [partial(lazy, ranks, step, layout) for step in steps]
     notes = tuple(str(each) for each in found)
     return Dump(path, "trtllm", openers, {"ranks": ", ".join(ranks)}, notes), found
 

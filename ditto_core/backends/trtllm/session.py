@@ -1,4 +1,4 @@
-"""A TensorRT engine stepped through the Python runtime (``ModelRunner`` with its ``GenerationSession`` in debug mode)."""
+"""A TensorRT engine stepped through the Python runtime: ``ModelRunner`` and its ``GenerationSession`` in debug mode."""
 
 from __future__ import annotations
 
@@ -70,10 +70,7 @@ class EngineSession:
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
         real = new_tokens(inputs["attention_mask"], inputs["input_ids"].shape[1])
-        if self._handoff is None:
-            buffer = self._prefill(inputs)
-        else:
-            buffer = self._handoff.step(inputs["input_ids"][:, 0])
+        buffer = self._prefill(inputs) if self._handoff is None else self._handoff.step(inputs["input_ids"][:, 0])
         for tap in self._taps:
             place = self._places[tap.site]
             if place.tensor not in buffer:

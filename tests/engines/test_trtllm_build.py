@@ -38,7 +38,9 @@ def order(model, directory, outputs, **fields):
     directory.mkdir(exist_ok=True)
     sizes = {"batch": 2, "prompt": 16, "sequence": 32}
     settings = {"builder": "memory", "checkpoint": "", "dtype": "float16", **fields}
-    return build.asdict(build.Order(model=str(model), directory=str(directory), sizes=sizes, outputs=outputs, **settings))
+    return build.asdict(
+        build.Order(model=str(model), directory=str(directory), sizes=sizes, outputs=outputs, **settings)
+    )
 
 
 def engine_outputs(directory, rank=0):
@@ -65,7 +67,9 @@ def test_every_call_of_the_build_is_in_the_table(standin, model, checkpoint, tmp
     from ditto_core.backends.trtllm.calls import CALLS
 
     build.build_engine(**order(model, tmp_path / "a", {"lm_head": ""}, artifacts=str(tmp_path / "art")))
-    build.build_engine(**order(model, tmp_path / "b", {"lm_head": ""}, builder="checkpoint", checkpoint=str(checkpoint)))
+    build.build_engine(
+        **order(model, tmp_path / "b", {"lm_head": ""}, builder="checkpoint", checkpoint=str(checkpoint))
+    )
     ours = {call.name for call in CALLS}
     assert {"tensorrt_llm.builder.build", "tensorrt_llm.commands.build.parallel_build"} <= standin.called & ours
 

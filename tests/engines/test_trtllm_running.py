@@ -57,8 +57,7 @@ def forward(model, ids):
 
 @pytest.mark.parametrize("standin", ["0.12.0", "0.16.0", "1.3.0rc3"], indirect=True)
 def test_an_engine_in_lockstep_with_eager_on_rows_of_unequal_length(standin, model, workspace):
-    options = {"build.max_batch_size": 3} | ({} if standin else {})
-    pair = Pair(workspace, spec_of(model, SITES, **options), PairOptions(observer=False))
+    pair = Pair(workspace, spec_of(model, SITES, **{"build.max_batch_size": 3}), PairOptions(observer=False))
     comparison = pair.generate([[5, 6, 7], [9, 8, 7, 6, 5]], max_new_tokens=3)
     pair.close()
     # 2 blocks, 6 projections of queries, keys and values, 6 of the MLP, the last norm; logits besides
@@ -73,16 +72,18 @@ def test_what_the_engine_cannot_show_is_counted_with_its_reason(standin, model, 
     pair = Pair(workspace, spec_of(model, ["model.layers.0.self_attn:*", "model.norm"]), PairOptions(observer=False))
     comparison = pair.generate([5, 6, 7], max_new_tokens=1)
     pair.close()
-    assert {r.site for r in comparison.results} == {"model.norm", "logits"}
+    assert {r.site for r in comparison.results} == {"model.layers.0.self_attn:in", "model.norm", "logits"}
     assert comparison.missing["model.layers.0.self_attn:q_rope"].startswith("'q_rope' is inside the attention plugin")
 
 
 def test_names_of_tensorrt_llm_are_outputs_under_their_alias(standin, model, workspace):
     spec = spec_of(model, {"trt:transformer.layers.*.mlp": "mlp", "model.norm": "last"})
     engine = workspace.build(spec)
-    assert [(tap.site, tap.value) for tap in engine.taps] == [("last", "last"), ("mlp_0", "mlp_0"), ("mlp_1", "mlp_1")] or [
-        tap.site for tap in engine.taps
-    ] == ["mlp_0", "mlp_1", "last"]
+    assert [(tap.site, tap.value) for tap in engine.taps] == [
+        ("mlp_0", "mlp_0"),
+        ("mlp_1", "mlp_1"),
+        ("last", "transformer.ln_f"),
+    ]
 
 
 def test_the_tokens_are_the_callers(standin, model, workspace):
@@ -135,7 +136,13 @@ def style(request, monkeypatch):
 
 @pytest.mark.parametrize("standin", ["1.3.0rc3"], indirect=True)
 def test_the_pytorch_backend_in_lockstep_with_eager(standin, style, model, workspace):
-    outputs = [*SITES, "model.layers.*:in", "model.layers.*.*_layernorm", "model.layers.*.*_layernorm:in", "model.layers.*.mlp"]
+    outputs = [
+        *SITES,
+        "model.layers.*:in",
+        "model.layers.*.*_layernorm",
+        "model.layers.*.*_layernorm:in",
+        "model.layers.*.mlp",
+    ]
     pair = Pair(workspace, spec_of(model, outputs, engine="pytorch"), PairOptions(observer=False))
     comparison = pair.generate([5, 6, 7, 8], max_new_tokens=3)
     pair.close()
@@ -175,7 +182,6 @@ def test_warm_up_runs_are_not_taken_for_steps(standin, model):
 @pytest.mark.parametrize("standin", ["1.3.0rc3"], indirect=True)
 def test_a_failing_request_is_an_error_and_not_a_hang(standin, model):
     session = TorchSession(spec_of(model, ["model.norm"]), str(model), (Tap("model.norm", "model.norm"),))
-    session._module.model.norm.forward = None
     session._module.lm_head.weight = torch.nn.Parameter(torch.zeros(3, 3))
     with pytest.raises(RunError, match="TensorRT-LLM failed: "):
         unlike(session, print_nothing)
@@ -200,7 +206,7 @@ def test_the_executor_of_013_writes_files(standin):
 
 @pytest.mark.parametrize("standin", ["0.12.0"], indirect=True)
 def test_the_executor_of_012_shows_nothing(standin):
-    with pytest.raises(BackendError, match="the executor of TensorRT-LLM 0.12.0 shows no tensors"):
+    with pytest.raises(BackendError, match=r"the executor of TensorRT-LLM 0.12.0 shows no tensors"):
         ExecutorRun("engine", iterations=2)
 
 
@@ -237,5 +243,5 @@ def test_a_run_that_fails_carries_its_message():
         raise ValueError("out of blocks\nmore")
 
     handoff.start(run)
-    with pytest.raises(RunError, match="TensorRT-LLM failed: out of blocks$"):
+    with pytest.raises(RunError, match=r"TensorRT-LLM failed: out of blocks$"):
         handoff.step()

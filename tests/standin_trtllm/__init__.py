@@ -118,8 +118,8 @@ class PlainEnum:
 def signature(entry) -> inspect.Signature:
     """Return the signature of an entry; a field is a keyword."""
     found = []
-    for name, kind, default in entry["parameters"]:
-        kind = KINDS["KEYWORD_ONLY" if kind == "FIELD" else kind]
+    for name, kind_name, default in entry["parameters"]:
+        kind = KINDS["KEYWORD_ONLY" if kind_name == "FIELD" else kind_name]
         empty = default is None or kind.name.startswith("VAR_")
         found.append(inspect.Parameter(name, kind, default=inspect.Parameter.empty if empty else Default(default)))
     return inspect.Signature(sorted(found, key=lambda p: (p.kind, isinstance(p.default, Default) and p.kind < 2)))

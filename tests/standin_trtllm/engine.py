@@ -135,7 +135,9 @@ def build(model, build_config):
     return importlib.import_module("tensorrt_llm.builder").Engine(whole, engine, outputs)
 
 
-def parallel_build(model_config, ckpt_dir, build_config, output_dir, workers=1, log_level="info", model_cls=None, **kwargs):
+def parallel_build(
+    model_config, ckpt_dir, build_config, output_dir, workers=1, log_level="info", model_cls=None, **kwargs
+):
     """Build every rank, each with its part of the layers."""
     known = importlib.import_module("tensorrt_llm.models").MODEL_MAP
     for rank in range(model_config.mapping.world_size):

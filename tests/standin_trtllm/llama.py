@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import tensorrt_rtx_bindings as trt
+
 from standin_trtllm import engine
 from standin_trtllm.engine import Tensor
 
@@ -116,7 +117,7 @@ def first(x, features):
     return net.add_slice(x.trt_tensor, (0, 0, 0), (*x.trt_tensor.shape[:2], features), (1, 1, 1))
 
 
-def classes(module):  # noqa: C901 - one class for each of upstream's
+def classes(module):
     """Define the modules over a base class."""
     root = "LLaMAForCausalLM/transformer"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+
 from standin_trtllm.bindings import ModelType
 
 RENAMED = {  # written down by hand, independently of the adapter's table
@@ -60,6 +61,7 @@ class Watcher:
     def watch_qkv(self, attention, name) -> None:
         parts = {}
         for which in "qkv":
+
             def keep(_, args, out, which=which):
                 parts[which] = out
                 if which == "v":

@@ -10,8 +10,9 @@ import threading
 from types import SimpleNamespace
 
 import torch
-from standin_trtllm.runtime import load
 from torch import nn
+
+from standin_trtllm.runtime import load
 
 STYLE = {"style": "llama"}
 
@@ -46,7 +47,10 @@ class Attention(nn.Module):
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
         sizes = [self.heads * self.size, self.kv * self.size, self.kv * self.size]
-        q, k, v = (t.unflatten(-1, (-1, self.size)).transpose(0, 1)[None] for t in self.qkv_proj(hidden_states).split(sizes, -1))
+        q, k, v = (
+            t.unflatten(-1, (-1, self.size)).transpose(0, 1)[None]
+            for t in self.qkv_proj(hidden_states).split(sizes, -1)
+        )
         cos, sin = self.rotary[0](v, position_ids[None])
         q, k = apply_rotary_pos_emb(q, k, cos, sin)
         if self.past is not None:

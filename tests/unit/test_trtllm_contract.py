@@ -35,7 +35,9 @@ def named(entry):
     return {name for name, kind, _ in entry["parameters"] or () if not kind.startswith("VAR_")}
 
 
-@pytest.mark.parametrize(("version", "call"), PAIRS, ids=[f"{v}-{c.name.removeprefix('tensorrt_llm.')}" for v, c in PAIRS])
+@pytest.mark.parametrize(
+    ("version", "call"), PAIRS, ids=[f"{v}-{c.name.removeprefix('tensorrt_llm.')}" for v, c in PAIRS]
+)
 def test_call_binds_to_the_recorded_signature(version, call):
     entry = recorded(version, call.name)
     keywords = {name: object() for name in call.keywords if calls.within(call.keywords[name], version)}
@@ -64,7 +66,9 @@ def test_a_wrong_keyword_would_be_noticed():
     wrong = Call("tensorrt_llm.builder.BuildConfig", {"max_length": "0.12.0"})
     with pytest.raises(TypeError, match="max_length"):
         signature(DATA["0.16.0"][wrong.name]).bind(max_length=1)
-    with pytest.raises(BackendError, match=r"BuildConfig is called with 'max_seq', which its entry .* does not declare"):
+    with pytest.raises(
+        BackendError, match=r"BuildConfig is called with 'max_seq', which its entry .* does not declare"
+    ):
         calls.BUILD_CONFIG(max_seq=1)
 
 
@@ -84,7 +88,9 @@ def imports(file):
             yield node.module or ""
 
 
-@pytest.mark.parametrize("file", [*sorted(ADAPTER.glob("*.py")), ADAPTER.parents[1] / "trtllm_build.py"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "file", [*sorted(ADAPTER.glob("*.py")), ADAPTER.parents[1] / "trtllm_build.py"], ids=lambda p: p.name
+)
 def test_the_adapter_reaches_tensorrt_llm_through_the_table_alone(file):
     assert not [name for name in imports(file) if name.split(".")[0] in ("tensorrt_llm", "tensorrt")]
     assert file.name == "calls.py" or "import_module" not in file.read_text()

@@ -60,7 +60,10 @@ def test_the_pytorch_backend_keeps_hugging_face_names_but_for_joint_projections(
 
 
 def test_a_module_has_its_names_in_every_family():
-    assert list(names.sites("transformer.layers.7.mlp.fc")) == ["model.layers.7.mlp.gate_proj", "transformer.h.7.mlp.c_fc"]
+    assert list(names.sites("transformer.layers.7.mlp.fc")) == [
+        "model.layers.7.mlp.gate_proj",
+        "transformer.h.7.mlp.c_fc",
+    ]
     assert list(names.sites("something.else")) == []
 
 
@@ -148,6 +151,8 @@ def test_without_an_installation_the_report_gives_the_commands_for_the_container
         detect.require()
 
 
-@pytest.mark.parametrize(("text", "numbers"), [("1.3.0rc3", (1, 3, 0)), ("v0.17.0.dev2024", (0, 17, 0)), ("x", (0, 0, 0))])
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("1.3.0rc3", (1, 3, 0)), ("v0.17.0.dev2024", (0, 17, 0)), ("x", (0, 0, 0))]
+)
 def test_release_numbers(text, numbers):
     assert detect.release(text) == numbers

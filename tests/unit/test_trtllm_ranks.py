@@ -103,7 +103,9 @@ def test_a_tllm_debug_folder_opens_as_one_dump(tmp_path):
         folder.mkdir(parents=True)
         for step in range(2):
             np.save(folder / f"transformer.layers.0.mlp.fc-step{step}.npy", np.float32([[10 * rank + step]]))
-            np.save(folder / f"transformer.layers.0.mlp.proj-step{step}.npy", np.float32([proj if step else [1.0, 2.0]]))
+            np.save(
+                folder / f"transformer.layers.0.mlp.proj-step{step}.npy", np.float32([proj if step else [1.0, 2.0]])
+            )
     dump, found = open_merged(tmp_path, LAYOUT)
     assert (dump.steps, dump.load(1, "transformer.layers.0.mlp.fc").tolist()) == (2, [[1, 11]])
     assert [(f.rank, f.largest) for f in found] == [("PP_0/TP_1", 0.25)]

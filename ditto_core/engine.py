@@ -101,7 +101,7 @@ def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
 
     def resolve(name: str) -> Sequence[Tap]:
         alias = aliases.get(name, name)
-        if own is not None and provenance.find(name) is None:
+        if own is not None:
             found: Sequence[Tap] = own(name, alias)
             return found
         return raw_taps(name, alias, export)

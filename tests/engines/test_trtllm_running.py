@@ -79,11 +79,11 @@ def test_what_the_engine_cannot_show_is_counted_with_its_reason(standin, model, 
 def test_names_of_tensorrt_llm_are_outputs_under_their_alias(standin, model, workspace):
     spec = spec_of(model, {"trt:transformer.layers.*.mlp": "mlp", "model.norm": "last"})
     engine = workspace.build(spec)
-    assert [(tap.site, tap.value) for tap in engine.taps] == [
-        ("mlp_0", "mlp_0"),
-        ("mlp_1", "mlp_1"),
-        ("last", "transformer.ln_f"),
-    ]
+    assert {tap.site: tap.value for tap in engine.taps} == {
+        "mlp_0": "mlp_0",
+        "mlp_1": "mlp_1",
+        "last": "transformer.ln_f",
+    }
 
 
 def test_the_tokens_are_the_callers(standin, model, workspace):
@@ -148,7 +148,9 @@ def test_the_pytorch_backend_in_lockstep_with_eager(standin, style, model, works
     pair.close()
     worst = max(comparison.results, key=lambda r: r.metrics.rel_l2)
     assert worst.metrics.rel_l2 < 2e-5, worst.site
-    assert {r.site for r in comparison.results} >= {"model.layers.0", "model.layers.1", "model.layers.1:in"}
+    # the input of layer 1 is the very tensor that layer 0 puts out, and goes by that name
+    sites = {f"model.layers.{i}{end}" for i in (0, 1) for end in ("", ".post_attention_layernorm:in", ".mlp.up_proj")}
+    assert {r.site for r in comparison.results} >= sites
     assert len(comparison.results) == 3 * len({r.site for r in comparison.results})
     assert comparison.missing == {}
 
@@ -245,3 +247,37 @@ def test_a_run_that_fails_carries_its_message():
     handoff.start(run)
     with pytest.raises(RunError, match=r"TensorRT-LLM failed: out of blocks$"):
         handoff.step()
+
+
+def test_an_engine_is_dumped_where_it_runs_and_compared_by_its_name_map(standin, model, workspace, tmp_path):
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    from ditto_core.compare.dumps import compare_dumps
+    from ditto_core.trtllm_run import dump
+
+    engine = workspace.build(spec_of(model, SITES))
+    tokens = dump(engine.directory, [[5, 6, 7]], 2, tmp_path / "ours")
+    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    kept = {}
+    for name in ("model.layers.1.self_attn.k_proj", "model.layers.0.mlp.up_proj"):
+        hf.get_submodule(name).register_forward_hook(lambda m, a, out, name=name: kept.update({name: out[0]}))
+    with torch.inference_mode():
+        hf(torch.tensor([[5, 6, 7]]))
+    (tmp_path / "theirs").mkdir()
+    save_file({name: t.contiguous() for name, t in kept.items()}, tmp_path / "theirs" / "step0.safetensors")
+    pairs = list(
+        compare_dumps(tmp_path / "ours", tmp_path / "theirs", name_map=tmp_path / "ours" / "names.json").pairs()
+    )
+    assert {pair.name for pair in pairs} == set(kept)
+    for pair in pairs:
+        torch.testing.assert_close(pair.actual, pair.expected, rtol=1e-4, atol=1e-4)
+    assert [len(row) for row in tokens] == [2]
+
+
+def test_a_build_in_a_child_process_leaves_the_same_engine(standin, model, workspace):
+    spec = EngineSpec.of(str(model), backend="trtllm", dtype="float32", outputs=["model.norm"])
+    engine = workspace.build(spec)
+    assert [tap.value for tap in engine.taps] == ["transformer.ln_f"]
+    assert (engine.directory / "build.log").exists()
+    assert (engine.directory / "rank0.engine").exists()

@@ -55,7 +55,7 @@ class TrtllmBackend:
         return {detect.PACKAGE: found.version, **{name: text for name, text in others.items() if text}}
 
     def raw_taps(self, name: str, alias: str) -> list[Tap]:
-        """Return the tap of a name of TensorRT-LLM's own: a module, a layer, a registered output (``trt:…``)."""
+        """Return the tap of a name that is aliased, or that is TensorRT-LLM's own: module, layer, registered output."""
         raw = name.removeprefix(RAW)
         return [Tap(alias, raw)]
 
@@ -116,7 +116,7 @@ def resolve_model(model: str, directory: Path) -> str:
 
 def torch_report(taps: tuple[Tap, ...]) -> BuildReport:
     """Return what the PyTorch backend can show."""
-    places = {tap.site: names.torch_place(tap.site) for tap in taps}
+    places = {tap.site: names.torch_place(origin(tap)) for tap in taps}
     shown = tuple(Tap(**{**tap.__dict__, "value": place.value}) for tap in taps if (place := places[tap.site]))
     refused = {site: names.why_not(site) for site, place in places.items() if place is None}
     return BuildReport(shown, refused, {"engine": "pytorch"})
@@ -132,6 +132,11 @@ class Request:
     place: names.Place | None = None
 
 
+def origin(tap: Tap) -> str:
+    """Return the name that a tap was asked for by: its site, or what an alias stands for."""
+    return tap.site if tap.fx_node else tap.value
+
+
 def requested(taps: tuple[Tap, ...]) -> tuple[list[Request], dict[str, str]]:
     """Return what to ask the builder for, and a reason for each site that TensorRT-LLM computes nowhere.
 
@@ -139,7 +144,7 @@ def requested(taps: tuple[Tap, ...]) -> tuple[list[Request], dict[str, str]]:
     """
     wanted, refused = [], {}
     for tap in taps:
-        place = names.engine_place(tap.site) if tap.fx_node else None
+        place = names.engine_place(origin(tap))
         if place is not None:
             wanted.append(Request(tap, place.tensor, place=place))
         elif tap.fx_node:

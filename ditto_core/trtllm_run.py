@@ -33,6 +33,7 @@ def dump(
     from ditto_core.backends.trtllm.build import engine_config
     from ditto_core.backends.trtllm.names import name_map
     from ditto_core.backends.trtllm.session import NO_END
+    from ditto_core.dumps import open_dump
 
     if steps < 1 or not prompts or not all(prompts):
         raise UsageError(f"{steps} steps of {len(prompts)} prompts, expected at least one of each and no empty prompt")
@@ -40,13 +41,20 @@ def dump(
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / NAMES_FILE).write_text(json.dumps(name_map(family, heads, kv_heads), indent=1) + "\n")
     runner = calls.RUNNER_FROM_DIR(engine_dir=str(engine), rank=0, debug_mode=True)
     runner.session.dump_debug_buffers = writer(runner.session, directory)
     rows = [torch.tensor(row, dtype=torch.int32) for row in prompts]
     ids = calls.RUNNER_GENERATE(runner, batch_input_ids=rows, max_new_tokens=steps, end_id=NO_END, pad_id=0)
+    written = open_dump(directory).names(0)
+    (directory / NAMES_FILE).write_text(json.dumps(name_map(family, heads, kv_heads, written), indent=1) + "\n")
     flat = ids.reshape(len(rows), -1).tolist()
-    return [row[-steps:] for row in flat]
+    return [generated(row, list(prompt), steps) for row, prompt in zip(flat, prompts, strict=True)]
+
+
+def generated(row: list[int], prompt: list[int], steps: int) -> list[int]:
+    """Return the new ids of a row, which holds the prompt, the new ids, and padding where other rows are longer."""
+    start = len(prompt) if row[: len(prompt)] == prompt else 0
+    return row[start : start + steps]
 
 
 def writer(session: Any, directory: Path) -> Callable[[int], None]:

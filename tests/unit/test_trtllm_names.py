@@ -1,6 +1,5 @@
 """Names of TensorRT-LLM and of Hugging Face, both ways, and the installation that is found without importing it."""
 
-import json
 import sys
 
 import pytest
@@ -68,21 +67,25 @@ def test_a_module_has_its_names_in_every_family():
 
 
 def test_the_name_map_of_a_dump_renames_and_cuts_the_joint_projection():
-    entries = NameMap.from_json(names.name_map("llama", heads=4, kv_heads=2)).entries(
-        ["transformer.layers.3.attention.qkv", "transformer.layers.3.mlp.proj", "logits"]
-    )
+    present = ["transformer.layers.3.attention.qkv", "transformer.layers.3.mlp.proj", "logits"]
+    found = names.name_map("llama", 4, 2, present)
+    assert NameMap.from_json(found).unused(present) == []
+    entries = NameMap.from_json(found).entries(present)
     joint = torch.arange(16.0).reshape(1, 16)
     taken = {name: entry.take(joint).tolist()[0] for name, entry in entries.items()}
     assert taken["model.layers.3.self_attn.q_proj"] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert taken["model.layers.3.self_attn.k_proj"] == [8, 9, 10, 11]
     assert taken["model.layers.3.self_attn.v_proj"] == [12, 13, 14, 15]
     assert list(entries)[3:] == ["model.layers.3.mlp.down_proj", "logits"]
-    json.dumps(names.name_map("gpt2"))
+    assert names.name_map("gpt2", 4, 4, ["transformer.layers.0.mlp.fc:in"]) == {
+        "names": {"transformer.layers.{i}.mlp.fc:in": "transformer.h.{i}.mlp.c_fc:in"},
+        "split": [],
+    }
 
 
 def test_an_unknown_family_names_the_nearest():
     with pytest.raises(UsageError, match="unknown family 'lama', expected llama, gpt2, pytorch; did you mean 'llama'"):
-        names.name_map("lama")
+        names.name_map("lama", 1, 1, [])
 
 
 REAL = torch.tensor([[False, True, True], [True, True, True]])

@@ -7,7 +7,7 @@ and down_proj ``proj``. (Source: the weight loader's translation table, the same
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ditto_core.errors import UsageError, nearest
@@ -57,7 +57,7 @@ TORCH: Table = {
 
 FAMILIES: Mapping[str, Table] = {"llama": LLAMA, "gpt2": GPT2, "pytorch": TORCH}
 FUSED_QKV = re.compile(r"(^|\.)(attention\.qkv|self_attn\.qkv_proj)$")
-_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_INDEX = re.compile(r"(?<=\.)\d+(?=[.:]|$)")
 
 
 @dataclass(frozen=True)
@@ -140,21 +140,23 @@ def specialize(path: str, index: str) -> str:
     return path.replace("{i}", index)
 
 
-def name_map(family: str, heads: int = 1, kv_heads: int = 1) -> dict[str, object]:
-    """Return the name map of a dump, as ``ditto compare --name-map`` reads it: our names on the right.
+def name_map(family: str, heads: int, kv_heads: int, present: Iterable[str]) -> dict[str, object]:
+    """Return the name map of a dump, as ``ditto compare --name-map`` reads it, for the names that are present.
 
     ``heads`` and ``kv_heads`` give the ratio in which the joint projection is cut. Raises :class:`UsageError` for an
     unknown family.
     """
     if family not in FAMILIES:
         raise UsageError(f"unknown family {family!r}, expected {', '.join(FAMILIES)}{nearest(family, FAMILIES)}")
+    known = {generalize(name)[0] for name in present}
     names: dict[str, str] = {}
     split: list[dict[str, object]] = []
     for module, targets in FAMILIES[family].items():
-        names[f"{module}:in"] = f"{targets[0]}:in"
-        if len(targets) == 1:
+        if f"{module}:in" in known:
+            names[f"{module}:in"] = f"{targets[0]}:in"
+        if module in known and len(targets) == 1:
             names[module] = targets[0]
-        else:
+        elif module in known:
             sizes = [heads, kv_heads, kv_heads] if len(targets) == 3 else [1] * len(targets)
             split.append({"from": module, "to": list(targets), "sizes": sizes})
     return {"names": names, "split": split}

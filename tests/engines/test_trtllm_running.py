@@ -76,6 +76,23 @@ def test_what_the_engine_cannot_show_is_counted_with_its_reason(standin, model, 
     assert comparison.missing["model.layers.0.self_attn:q_rope"].startswith("'q_rope' is inside the attention plugin")
 
 
+def test_parts_of_an_interleaved_projection_are_refused():
+    from ditto_core.backends.trtllm.backend import delivered, requested
+    from ditto_core.backends.trtllm.build import interleaved
+
+    assert interleaved({"qk_layernorm": True, "num_attention_heads": 4, "num_key_value_heads": 4})
+    assert interleaved({"qk_layernorm": True, "num_attention_heads": 4, "num_key_value_heads": None})
+    assert not interleaved({"qk_layernorm": True, "num_attention_heads": 4, "num_key_value_heads": 2})
+    assert not interleaved({"num_attention_heads": 4, "num_key_value_heads": 4})
+    wanted, _ = requested((Tap("model.layers.0.self_attn.q_proj", "q", fx_node="mm"),))
+    qkv = {"requests": ["transformer.layers.0.attention.qkv"], "dtype": "HALF"}
+    report = {"outputs": {"transformer.layers.0.attention.qkv": qkv}, "refused": {}}
+    assert [tap.value for tap in delivered(wanted, report, False)[0]] == ["transformer.layers.0.attention.qkv[0/3]"]
+    taps, refused = delivered(wanted, report, True)
+    assert taps == ()
+    assert "head by head: tap 'trt:transformer.layers.0.attention.qkv'" in refused["model.layers.0.self_attn.q_proj"]
+
+
 def test_names_of_tensorrt_llm_are_outputs_under_their_alias(standin, model, workspace):
     spec = spec_of(model, {"trt:transformer.layers.*.mlp": "mlp", "model.norm": "last"})
     engine = workspace.build(spec)

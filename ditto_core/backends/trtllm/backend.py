@@ -61,6 +61,8 @@ class TrtllmBackend:
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Build the engine; for the PyTorch backend, which builds none, note the model. Factories are saved first."""
+        from ditto_core.backends.trtllm.build import engine_config, interleaved
+
         options = Options.of(request.spec)
         model = model_directory(request.spec, request.directory)
         engine = choose(options, detect.require())
@@ -69,7 +71,7 @@ class TrtllmBackend:
             return torch_report(request.taps)
         wanted, refused = requested(request.taps)
         report = run_build(request, options, model, {each.name: each.alias for each in wanted})
-        taps, missing = delivered(wanted, report)
+        taps, missing = delivered(wanted, report, interleaved(engine_config(request.directory)["pretrained_config"]))
         return BuildReport(taps, refused | missing, {"outputs": len(report["outputs"]), "builder": options.builder})
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Session:
@@ -185,12 +187,20 @@ def sizes(profile: ShapeProfile) -> dict[str, int]:
     return {"batch": profile.batch.max, "prompt": profile.length.max, "sequence": sequence}
 
 
-def delivered(wanted: list[Request], report: Mapping[str, Any]) -> tuple[tuple[Tap, ...], dict[str, str]]:
-    """Return the taps that the engine shows, by the tensors that hold them, and a reason for each that is missing."""
+def delivered(
+    wanted: list[Request], report: Mapping[str, Any], headwise: bool
+) -> tuple[tuple[Tap, ...], dict[str, str]]:
+    """Return the taps that the engine shows, by the tensors that hold them, and a reason for each that is missing.
+
+    ``headwise``: the joint projection is interleaved, so that its parts cannot be cut out.
+    """
     shown: list[Tap] = []
     refused: dict[str, str] = {}
     for request in wanted:
         hits = [name for name, found in report["outputs"].items() if request.name in found["requests"]]
+        if headwise and request.place is not None and request.place.parts > 1:
+            refused[request.tap.site] = f"the engine interleaves it head by head: tap 'trt:{request.name}' as a whole"
+            continue
         if not hits:
             refused[request.tap.site] = report["refused"].get(request.name, "the build did not mark it")
         for hit in hits:

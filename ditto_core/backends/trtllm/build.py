@@ -182,6 +182,15 @@ def engine_config(directory: Path) -> dict[str, Any]:
     return data
 
 
+def interleaved(config: Mapping[str, Any]) -> bool:
+    """Tell from a ``pretrained_config`` whether the joint projection holds its parts head by head.
+
+    So it does in the attention layer of 1.3.0rc3 when queries and keys are normalized and of equal number.
+    """
+    heads = config["num_attention_heads"]
+    return bool(config.get("qk_layernorm")) and (config.get("num_key_value_heads") or heads) == heads
+
+
 def ranks(directory: Path) -> Sequence[Path]:
     """Return the engine files of a directory, by rank."""
     return sorted(directory.glob("rank*.engine"), key=lambda p: int(p.stem.removeprefix("rank")))

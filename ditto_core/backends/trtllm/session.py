@@ -138,19 +138,12 @@ def one_hot(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def head_ratio(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the ratio of queries, keys and values in the joint projection of one rank.
 
-    Each rank has at least one head of keys. With normalized queries and keys of equal number the engine interleaves
-    them head by head; then no ratio holds.
+    Each rank has at least one head of keys.
     """
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     tp = int(config.get("mapping", {}).get("tp_size", 1))
     return (heads // tp, max(1, kv_heads // tp), max(1, kv_heads // tp))
-
-
-def interleaved(config: Mapping[str, Any]) -> bool:
-    """Tell whether the joint projection holds its parts head by head (seen in the attention layer of 1.3.0rc3)."""
-    heads = config["num_attention_heads"]
-    return bool(config.get("qk_layernorm")) and (config.get("num_key_value_heads") or heads) == heads
 
 
 def max_sequence(directory: Path) -> int:

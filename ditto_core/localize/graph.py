@@ -61,7 +61,8 @@ class Graph:
                 continue
             if id(node) not in nodes:
                 nodes[id(node)] = node
-                waiting += [source for source in node.input if source]
+                # What a shape is taken from has no part in the values.
+                waiting += [source for source in node.input if source and node.op_type != "Shape"]
         ordered = sorted(nodes.values(), key=lambda node: self._order[id(node)])
         return Segment(value, tuple(ends), tuple(describe(node) for node in ordered))
 

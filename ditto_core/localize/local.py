@@ -18,8 +18,8 @@ from ditto_core.lockstep import is_mask
 from ditto_core.models import LoadedModel
 from ditto_core.sites import Tap
 
-FACTOR = 6.0
-"""Multiple of the local noise floor from which a site is flagged; measured in ``benchmarks/localize.md``."""
+FACTORS: Mapping[str, float] = {"float64": 6.0, "float32": 6.0, "float16": 4.0, "bfloat16": 4.0}
+"""Multiple of the local noise floor from which a site is flagged, by dtype; measured in ``benchmarks/localize.md``."""
 
 SMALLEST = 0.5
 """The floor is at least this share of the dtype's epsilon: where eager happens to be exact, an engine need not be."""
@@ -80,11 +80,11 @@ class Localizer:
     """
 
     def __init__(
-        self, model: LoadedModel, taps: Sequence[Tap], dtype: str, *, factor: float = FACTOR, keep: int = 2
+        self, model: LoadedModel, taps: Sequence[Tap], dtype: str, *, factor: float | None = None, keep: int = 2
     ) -> None:
         self.taps = tuple(taps)
         self.dtype = dtype
-        self.factor = factor
+        self.factor = FACTORS[dtype] if factor is None else factor
         self.truth = Replay(model, self.taps, engine_dtype=dtype, dtype=HIGHER[dtype])
         self._noisy = Replay(model, self.taps, engine_dtype=dtype, dtype=dtype)
         self._order = {tap.site: i for i, tap in enumerate(self.taps)}
@@ -177,7 +177,11 @@ def error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) 
     """Measure a pair; a mask is compared as what it masks, and a NaN on both sides came in from upstream."""
     if is_mask(expected):
         actual, expected = actual < 0, expected < 0
-    return measure(actual, expected, axes=tap.axes, valid=valid.of(tap), equal_nan=True)
+    chosen = valid.of(tap)
+    if chosen is not None and bool(torch.isnan(actual).any()) and not bool(torch.isnan(expected).any()):
+        # A NaN in padding does count: 0 x NaN carries it to real tokens in the next layer.
+        chosen = None
+    return measure(actual, expected, axes=tap.axes, valid=chosen, equal_nan=True)
 
 
 def is_cache(tap: Tap) -> bool:

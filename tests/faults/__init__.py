@@ -1,0 +1,5 @@
+"""Faults that are put into real engines: edits of the ONNX graph and weights between build and open."""
+
+from tests.faults.inject import Edit, FaultyWorkspace
+
+__all__ = ["Edit", "FaultyWorkspace"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import helper, numpy_helper
 
 from ditto_core.errors import SelectorError, nearest
 
@@ -89,9 +90,9 @@ def read_initializer(tensor: onnx.TensorProto, directory: Path) -> Any:
     import numpy as np
 
     if not tensor.external_data:
-        return onnx.numpy_helper.to_array(tensor)
+        return numpy_helper.to_array(tensor)
     where = {entry.key: entry.value for entry in tensor.external_data}
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
     count = int(np.prod(tensor.dims, dtype=np.int64))
     offset = int(where.get("offset", 0))
     return np.fromfile(directory / where["location"], dtype, count, offset=offset).reshape(tuple(tensor.dims))

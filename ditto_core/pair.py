@@ -17,7 +17,7 @@ from ditto_core.engine import Engine
 from ditto_core.errors import UsageError
 from ditto_core.fingerprint import fingerprint
 from ditto_core.generate import Prompt, TokenBatch, encode
-from ditto_core.lockstep import Floor, Sides, lockstep, recording, single_step
+from ditto_core.lockstep import Floor, Sides, TapReader, lockstep, recording, single_step
 from ditto_core.options import PairOptions
 from ditto_core.workspace import Workspace, torch_threads
 
@@ -32,20 +32,24 @@ SESSIONS = ("engine", "plain", "reference", "noisy")
 
 
 class Pair:
-    """An engine beside its reference."""
+    """An engine beside its reference. ``engine`` is one that is built already; else the workspace builds ``spec``'s."""
 
-    def __init__(self, workspace: Workspace, spec: EngineSpec, options: PairOptions | None = None) -> None:
+    def __init__(
+        self, workspace: Workspace, spec: EngineSpec, options: PairOptions | None = None, engine: Engine | None = None
+    ) -> None:
         self.spec = spec
         self.options = options or PairOptions()
         self.workspace = workspace
         self._tolerance = Tolerance.of(self.options.tolerance)
         self.on_step: Callable[[int], None] | None = None
+        self.reader: TapReader | None = None
+        self._built = engine
         self.comparisons: list[Comparison] = []
 
     @cached_property
     def engine_files(self) -> Engine:
         """The built engine on disk."""
-        return self.workspace.build(self.spec)
+        return self._built or self.workspace.build(self.spec)
 
     @cached_property
     def engine(self) -> Session:
@@ -184,7 +188,7 @@ class Pair:
         floor = read_floor(path)
         noisy = None if floor else self.noisy
         localizer = self._localizer() if localize else None
-        sides = Sides(self.engine, self.reference, noisy, self.plain, localizer=localizer)
+        sides = Sides(self.engine, self.reference, noisy, self.plain, localizer=localizer or self.reader)
         with torch_threads(self.options.threads), recording(sides, self._writers()):
             comparison, measured = go(sides, floor)
         if noisy is not None and not floor:

@@ -120,10 +120,25 @@ def gemma2() -> Any:
         num_key_value_heads=2,
         head_dim=16,
         query_pre_attn_scalar=16,
-        attn_logit_softcapping=1.0,
+        attn_logit_softcapping=2.0,
         initializer_range=0.2,
     )
     return Gemma2ForCausalLM(config).eval().requires_grad_(False)
 
 
-MORE = {"llama31": llama31, "loud": loud, "gemma2": gemma2}
+def wide() -> Any:
+    """Llama with long sums."""
+    return tiny_decoder("llama", layers=1, intermediate_size=1024)
+
+
+def biased() -> Any:
+    """GPT-2 with biases that are not zero."""
+    model = tiny_decoder("gpt2")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.2)
+    return model
+
+
+MORE = {"llama31": llama31, "loud": loud, "gemma2": gemma2, "wide": wide, "biased": biased}

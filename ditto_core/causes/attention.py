@@ -73,14 +73,17 @@ def masked_row(evidence: Evidence) -> Cause | None:
     """NaN from a softmax over nothing: all inputs are finite, and a query's scores are all -inf."""
     found = core(evidence)
     bad = torch.isnan(evidence.actual).any(-1).any(1)
-    if evidence.valid is not None:
-        bad = bad & evidence.valid.expand(evidence.actual.shape)[:, 0].any(-1)
     if found is None or not bad.any() or not all(torch.isfinite(t).all() for t in found):
         return None
     row, query = (int(i) for i in bad.nonzero()[0])
-    visible = int((evidence.expected[row, :, query] > 0).any(0).sum())
     line = f"probabilities of {int(bad.sum())} queries are NaN, queries and keys are finite: first row {row}, query {query}"
-    more = f"the model lets that query see {visible} keys"
+    mask = evidence.inputs.get("attention_mask")
+    padding = mask is not None and not bool(mask[row, evidence.past_length + query])
+    more = (
+        "that query is padding; NaN spreads from there, as 0 x NaN, to the row's real tokens"
+        if padding
+        else "a real token"
+    )
     step = "build the mask once, with the dtype's lowest number instead of -inf, and do not add it twice"
     return evidence.cause("fully masked row", 0.95, [line, more], step)
 
@@ -148,7 +151,12 @@ def known_scale(factor: float, raw: torch.Tensor, evidence: Evidence) -> str:
     """Say what a factor looks like."""
     found = core(evidence)
     dim = found[0].shape[-1] if found else 1
-    names = {"1 (no scale)": 1.0, "1 / head_dim": 1 / dim, "1 / sqrt(head_dim)": dim**-0.5, "applied twice": scaling(evidence) ** 2}
+    names = {
+        "1 (no scale)": 1.0,
+        "1 / head_dim": 1 / dim,
+        "1 / sqrt(head_dim)": dim**-0.5,
+        "applied twice": scaling(evidence) ** 2,
+    }
     return next((f" = {name}" for name, value in names.items() if abs(factor / value - 1) < 1e-3), "")
 
 

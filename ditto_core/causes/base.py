@@ -126,6 +126,14 @@ class Evidence:
         return Cause(kind, self.site, confidence, tuple(evidence), next_step)
 
 
+def parameter(module: nn.Module, name: str) -> torch.Tensor | None:
+    """Return a parameter or buffer of a module in float64, or None where there is none."""
+    import torch
+
+    value = getattr(module, name, None)
+    return value.double() if isinstance(value, torch.Tensor) else None
+
+
 Rule = Callable[[Evidence], "Cause | None"]
 """Looks at the evidence of one site and names a cause; one that does not fit says nothing."""
 

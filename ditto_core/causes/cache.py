@@ -65,7 +65,9 @@ def past_lost(evidence: Evidence) -> Cause | None:
     assert past is not None
     if real(evidence, evidence.actual[:, :, : past.shape[2]]).any():
         return None
-    return evidence.cause("KV cache lost", 0.97, ["all cached tokens come back as zeros"], "check how the cache is bound")
+    return evidence.cause(
+        "KV cache lost", 0.97, ["all cached tokens come back as zeros"], "check how the cache is bound"
+    )
 
 
 def past_stale(evidence: Evidence) -> Cause | None:
@@ -78,13 +80,19 @@ def past_stale(evidence: Evidence) -> Cause | None:
         line = "cached tokens are shifted by one: each step reads the row before"
         return evidence.cause("stale KV cache", 0.95, [line], "check the write position of the cache")
     last = seen[:, :, -1] - past[:, :, -1]
-    if length > 1 and not bool((last == 0).all()) and float((seen[:, :, -1] - past[:, :, -2]).norm()) < 1e-6 * float(past.norm()):
+    if (
+        length > 1
+        and not bool((last == 0).all())
+        and float((seen[:, :, -1] - past[:, :, -2]).norm()) < 1e-6 * float(past.norm())
+    ):
         line = "the last cached token is a copy of the one before it"
         return evidence.cause("stale KV cache", 0.95, [line], "run the same prompt cold, warm and without a cache")
     for roll in range(1, past.shape[0]):
         if close(evidence, seen, past.roll(roll, 0)):
             line = f"row 0 reads the cache of row {(past.shape[0] - roll) % past.shape[0]}"
-            return evidence.cause("KV cache of another row", 0.97, [line], "check how cache blocks are assigned to rows")
+            return evidence.cause(
+                "KV cache of another row", 0.97, [line], "check how cache blocks are assigned to rows"
+            )
     for site, other in evidence.past.items():
         if site != evidence.site and other.shape == past.shape and close(evidence, seen, other.double()):
             line = f"the cached tokens are those of {site}"
@@ -102,19 +110,23 @@ def quantized(evidence: Evidence) -> Cause | None:
         grid = step_of(seen)
         if grid is None or float((seen - wanted).norm()) < 1e-5 * float(wanted.norm()):
             continue
-        codes = len((seen / grid).round().unique())
+        codes = len(torch.unique((seen / grid).round()))
         rounded = (wanted / grid).round() * grid
         if float((seen - rounded).norm()) > 0.3 * float((seen - wanted).norm()):
             continue
         lines = [f"{name} values are multiples of {grid:.4g}: the cache uses {codes} of 256 codes"]
-        lines.append(f"largest value {float(wanted.abs().max()):.4g}; int8 with a fitting scale would use steps of {float(wanted.abs().max()) / 127:.2g}")
-        return evidence.cause("quantized KV cache scale", 0.95, lines, "calibrate the scale of the KV cache; 1.0 is a default")
+        lines.append(
+            f"largest value {float(wanted.abs().max()):.4g}; int8 with a fitting scale would use steps of {float(wanted.abs().max()) / 127:.2g}"
+        )
+        return evidence.cause(
+            "quantized KV cache scale", 0.95, lines, "calibrate the scale of the KV cache; 1.0 is a default"
+        )
     return None
 
 
 def step_of(tensor: torch.Tensor) -> float | None:
     """Return the grid that all values lie on, or None when there is no coarse one."""
-    values = tensor.abs().unique()
+    values = torch.unique(tensor.abs())
     values = values[values > 0]
     if len(values) < 2 or len(values) > MOST_CODES:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ditto_core.causes.base import Cause, Evidence, first_cause
+from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
 from ditto_core.causes.linear import rows, slope
 from ditto_core.causes.rounding import integers
 
@@ -37,7 +37,7 @@ def scale_missing(evidence: Evidence) -> Cause | None:
 def other_rows(evidence: Evidence) -> Cause | None:
     """The engine looked other ids up than it was given."""
     ids = wanted_ids(evidence)
-    table = evidence.module.weight.double() * table_scale(evidence)  # type: ignore[operator]
+    table = table_of(evidence) * table_scale(evidence)
     if ids is None or table.shape[0] > LARGEST_TABLE:
         return None
     found = torch.cdist(evidence.actual.reshape(-1, table.shape[1]), table).argmin(1).reshape(ids.shape)
@@ -54,18 +54,20 @@ def describe_ids(evidence: Evidence, ids: torch.Tensor, found: torch.Tensor, wro
     words = ids.reshape(-1).contiguous().view(torch.int32)[: ids.numel()].reshape(ids.shape)
     if torch.equal(words.long()[wrong], found[wrong]):
         line = "the ids are the 32-bit halves of the 64-bit ids: every second one is 0"
-        return evidence.cause("int64 read as int32", 0.99, [line, first], "bind the input in the dtype the engine wants")
+        return evidence.cause(
+            "int64 read as int32", 0.99, [line, first], "bind the input in the dtype the engine wants"
+        )
     for bits in (8, 16):
         if torch.equal((ids % 2**bits)[wrong], found[wrong]):
             line = f"the ids are cut to {bits} bits"
             return evidence.cause("ids truncated", 0.98, [line, first], "keep token ids in 32 or 64 bits")
     if positional(evidence):
         return positions(evidence, ids, found, wrong, first)
-    shift = (found - ids)[wrong].unique()
+    shift = torch.unique((found - ids)[wrong])
     if len(shift) == 1:
         line = f"every wrong id is off by {int(shift):+d}"
         return evidence.cause("ids shifted", 0.95, [line, first], "check the first id of the engine's table")
-    if torch.equal(found.clamp(min=1), found) and len(found[wrong].unique()) == 1:
+    if torch.equal(found.clamp(min=1), found) and len(torch.unique(found[wrong])) == 1:
         line = f"{int(wrong.sum())} ids became {int(found[wrong][0])}"
         return evidence.cause("ids replaced", 0.9, [line, first], "check the size of the engine's vocabulary")
     line = f"{int(wrong.sum())} of {wrong.numel()} tokens were looked up under other ids"
@@ -82,8 +84,10 @@ def positions(
     padded = ~mask.bool().all(1)
     if padded.any() and torch.equal(found[wrong], plain[wrong]):
         line = f"positions count padding: only padded rows {padded.nonzero().flatten().tolist()} are wrong"
-        return evidence.cause("padding positions", 0.98, [line, first], "pass position_ids made from the attention mask")
-    shift = (found - ids)[wrong].unique()
+        return evidence.cause(
+            "padding positions", 0.98, [line, first], "pass position_ids made from the attention mask"
+        )
+    shift = torch.unique((found - ids)[wrong])
     if len(shift) != 1:
         return None
     line = f"every position is off by {int(shift):+d}"
@@ -95,11 +99,13 @@ def quantized(evidence: Evidence) -> Cause | None:
     ids = wanted_ids(evidence)
     if ids is None:
         return None
-    table = evidence.module.weight.double()  # type: ignore[operator]
+    table = table_of(evidence)
     for name, bits, whole in (("int8, one scale a row", 8, False), ("int8, one scale", 8, True), ("int4", 4, False)):
         candidate = integers(table, bits, per_tensor=whole)[ids] * table_scale(evidence)
         if evidence.explains(candidate):
-            return evidence.cause("weights quantized", 0.95, [f"the table holds {name}"], "keep the embedding unquantized")
+            return evidence.cause(
+                "weights quantized", 0.95, [f"the table holds {name}"], "keep the embedding unquantized"
+            )
     return None
 
 
@@ -108,6 +114,13 @@ def zeroed(evidence: Evidence) -> Cause | None:
     if evidence.metrics.all_zero_actual and not evidence.metrics.all_zero_expected:
         return evidence.cause("weights zeroed", 0.97, ["all rows are zero"], "check that the table was loaded")
     return None
+
+
+def table_of(evidence: Evidence) -> torch.Tensor:
+    """Return the table [id, width]."""
+    table = parameter(evidence.module, "weight")
+    assert table is not None
+    return table
 
 
 def positional(evidence: Evidence) -> bool:

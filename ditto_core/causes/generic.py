@@ -35,7 +35,9 @@ def factor_missing(evidence: Evidence) -> Cause | None:
         if len(names) == 2 and term is not None and evidence.explains(term):
             other = next(n for n in names if n != name)
             line = f"the output is {name} alone, {other} takes no part"
-            return evidence.cause("operand ignored", 0.97, [line], "compare the operator's inputs in the engine's graph")
+            return evidence.cause(
+                "operand ignored", 0.97, [line], "compare the operator's inputs in the engine's graph"
+            )
     return None
 
 
@@ -44,8 +46,12 @@ def overflow(evidence: Evidence) -> Cause | None:
     largest = {"float16": 65504.0}.get(evidence.dtype)
     if largest is None or not evidence.metrics.inf_actual or evidence.metrics.max_expected < largest:
         return None
-    line = f"{evidence.metrics.inf_actual} values are infinite; the largest should be {evidence.metrics.max_expected:.4g}"
-    return evidence.cause("overflow", 0.95, [line], f"keep this operator in float32: {evidence.dtype} ends at {largest:.0f}")
+    line = (
+        f"{evidence.metrics.inf_actual} values are infinite; the largest should be {evidence.metrics.max_expected:.4g}"
+    )
+    return evidence.cause(
+        "overflow", 0.95, [line], f"keep this operator in float32: {evidence.dtype} ends at {largest:.0f}"
+    )
 
 
 def saturated(evidence: Evidence) -> Cause | None:
@@ -54,6 +60,8 @@ def saturated(evidence: Evidence) -> Cause | None:
     if not torch.isfinite(actual).all() or not len(actual):
         return None
     low, high = float(actual.min()), float(actual.max())
+    if low == high:
+        return None
     cut_high, cut_low = int((expected > high).sum()), int((expected < low).sum())
     candidate = evidence.expected.clamp(low, high)
     at_high, at_low = int((actual == high).sum()), int((actual == low).sum())
@@ -75,11 +83,15 @@ def narrow_format(evidence: Evidence) -> Cause | None:
         return None
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
         held = actual.to(dtype).double() == actual
-        if bool(held.all()) and not bool((actual == actual.round()).all()) and evidence.explains(
-            evidence.expected.to(dtype).double(), share=0.3
+        if (
+            bool(held.all())
+            and not bool((actual == actual.round()).all())
+            and evidence.explains(evidence.expected.to(dtype).double(), share=0.3)
         ):
             line = f"every value is one that {name} holds: the tensor was cast to {name} and back"
-            return evidence.cause("narrow cast", 0.95, [line], "look for a cast in the engine's graph, or a precision flag")
+            return evidence.cause(
+                "narrow cast", 0.95, [line], "look for a cast in the engine's graph, or a precision flag"
+            )
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ditto_core.causes.base import Cause, Evidence, first_cause
+from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
 from ditto_core.causes.rounding import QUANTIZERS, round_bits
 
 LARGEST_PERMUTATION = 8192
@@ -31,8 +31,7 @@ def weight_of(module: nn.Module) -> torch.Tensor | None:
 
 def bias_of(module: nn.Module) -> torch.Tensor | None:
     """Return the bias [out], or None."""
-    bias = getattr(module, "bias", None)
-    return bias.double() if isinstance(bias, torch.Tensor) else None
+    return parameter(module, "bias")
 
 
 def layer_input(evidence: Evidence) -> torch.Tensor | None:
@@ -94,7 +93,9 @@ def bias_lost(evidence: Evidence) -> Cause | None:
     bias = bias_of(evidence.module)
     if bias is None or not bias.any():
         return None
-    times = 1 + slope(rows(evidence, evidence.actual - evidence.expected), bias.expand_as(rows(evidence, evidence.actual)))
+    times = 1 + slope(
+        rows(evidence, evidence.actual - evidence.expected), bias.expand_as(rows(evidence, evidence.actual))
+    )
     candidate = evidence.expected + (times - 1) * bias
     if not evidence.explains(candidate):
         return None
@@ -122,7 +123,7 @@ def permuted(evidence: Evidence) -> Cause | None:
         return None
     order = torch.cdist(actual.T.contiguous(), expected.T.contiguous()).argmin(1)
     moved = int((order != torch.arange(len(order))).sum())
-    if moved == 0 or len(order.unique()) != len(order):
+    if moved == 0 or len(torch.unique(order)) != len(order):
         return None
     candidate = evidence.expected[..., order]
     if not evidence.explains(candidate):
@@ -130,7 +131,10 @@ def permuted(evidence: Evidence) -> Cause | None:
     lines = [f"a permutation of the weight's rows restores the output: {moved} of {len(order)} rows are displaced"]
     lines.append(f"row order begins {order[:8].tolist()}{pattern_of(order)}")
     return evidence.cause(
-        "fused weight order", evidence.confidence(candidate), lines, "check how the fused weight was split or interleaved"
+        "fused weight order",
+        evidence.confidence(candidate),
+        lines,
+        "check how the fused weight was split or interleaved",
     )
 
 
@@ -139,7 +143,8 @@ def other_weight(evidence: Evidence) -> Cause | None:
     x = layer_input(evidence)
     assert x is not None
     for name, module in same_kind(evidence):
-        candidate = x @ as_weight(module).T + (0 if bias_of(module) is None else bias_of(module))  # type: ignore[operator]
+        bias = bias_of(module)
+        candidate = x @ as_weight(module).T + (0 if bias is None else bias)
         if evidence.explains(candidate):
             line = f"the weight of {name} explains the output"
             return evidence.cause(
@@ -167,7 +172,10 @@ def quantized(evidence: Evidence) -> Cause | None:
     share = 1 - best[0] / evidence.distance(evidence.expected)
     line = f"{best[1]} accounts for {share:.0%} of the error of {evidence.blame.local:.1e}"
     return evidence.cause(
-        "weights quantized", 0.95 if share > 0.9 else 0.8, [line], "leave this layer out of quantization, or calibrate it"
+        "weights quantized",
+        0.95 if share > 0.9 else 0.8,
+        [line],
+        "leave this layer out of quantization, or calibrate it",
     )
 
 
@@ -194,7 +202,9 @@ def some_rows(evidence: Evidence) -> Cause | None:
     if not 0 < count <= len(bad) // 4:
         return None
     where = bad.nonzero().flatten().tolist()
-    lines = [f"{count} of {len(bad)} output channels are wrong: {where[:8]}{' …' if count > 8 else ''}; the others are exact"]
+    lines = [
+        f"{count} of {len(bad)} output channels are wrong: {where[:8]}{' …' if count > 8 else ''}; the others are exact"
+    ]
     lines.append(f"largest error in channel {int(error.argmax())}: {float(error.max()):.1e}")
     return evidence.cause("weight rows changed", 0.7, lines, "compare these rows of the weight with the checkpoint")
 
@@ -219,7 +229,10 @@ def low_accumulation(evidence: Evidence) -> Cause | None:
         f"{evidence.dtype} with a float32 accumulator, over sums of {weight.shape[1]} products"
     )
     return evidence.cause(
-        f"{evidence.dtype} accumulation", 0.6, [line], "accumulate in float32 (strongly typed network, or cast around it)"
+        f"{evidence.dtype} accumulation",
+        0.6,
+        [line],
+        "accumulate in float32 (strongly typed network, or cast around it)",
     )
 
 

@@ -123,9 +123,7 @@ def off_by_one(view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str
     return None
 
 
-def window(
-    evidence: Evidence, view: View, extra: torch.Tensor, lost: torch.Tensor
-) -> tuple[str, str] | None:
+def window(evidence: Evidence, view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, str] | None:
     """The sliding window is ignored, or has another size."""
     size = getattr(evidence.config, "sliding_window", None)
     if not size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ditto_core.causes.base import Cause, Evidence, first_cause
+from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
 from ditto_core.causes.linear import rows, slope
 
 LARGEST_HALF = 65504.0
@@ -36,8 +36,9 @@ def parts(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
     """
     x, module = layer_input(evidence), evidence.module
     assert x is not None
-    weight = module.weight.double()  # type: ignore[operator,union-attr]
-    bias = module.bias.double() if isinstance(getattr(module, "bias", None), torch.Tensor) else torch.zeros_like(weight)  # type: ignore[operator]
+    weight, bias = parameter(module, "weight"), parameter(module, "bias")
+    assert weight is not None
+    bias = torch.zeros_like(weight) if bias is None else bias
     return x, weight, bias, epsilon_of(module)
 
 
@@ -52,7 +53,9 @@ def epsilon_of(module: nn.Module) -> float:
 
 def centred(evidence: Evidence) -> bool:
     """Tell whether the module subtracts the mean."""
-    return "RMS" not in type(evidence.module).__name__ and isinstance(getattr(evidence.module, "bias", None), torch.Tensor)
+    return "RMS" not in type(evidence.module).__name__ and isinstance(
+        getattr(evidence.module, "bias", None), torch.Tensor
+    )
 
 
 def normalized(x: torch.Tensor, eps: float, *, mean: bool) -> torch.Tensor:
@@ -99,7 +102,7 @@ def epsilon(evidence: Evidence) -> Cause | None:
     found = rows(evidence, (gain.clamp(min=1e-300) ** -2 - variance).unsqueeze(-1)).flatten()
     weights = rows(evidence, variance.unsqueeze(-1)).flatten().clamp(min=1e-300) ** -2
     other = float((found * weights).sum() / weights.sum())
-    if other < 0 and abs(other) > 0.5 * eps or abs(other - eps) < 0.02 * eps:
+    if (other < 0 and abs(other) > 0.5 * eps) or abs(other - eps) < 0.02 * eps:
         return None
     other = max(other, 0.0)
     candidate = base * weight / (variance.unsqueeze(-1) + other).sqrt() + bias
@@ -127,7 +130,9 @@ def variant(evidence: Evidence) -> Cause | None:
     )
     for kind, candidate, text in variants:
         if evidence.explains(candidate):
-            return evidence.cause(kind, evidence.confidence(candidate), [text], "compare the norm's formula in the engine")
+            return evidence.cause(
+                kind, evidence.confidence(candidate), [text], "compare the norm's formula in the engine"
+            )
     return None
 
 
@@ -148,10 +153,11 @@ def other_weight(evidence: Evidence) -> Cause | None:
     x, weight, _, eps = parts(evidence)
     one = offset(evidence)
     for name, module in evidence.root.named_modules():
-        if name == evidence.blame.module or not is_norm(module) or module.weight.shape != weight.shape:
+        other = parameter(module, "weight")
+        if name == evidence.blame.module or not is_norm(module) or other is None or other.shape != weight.shape:
             continue
-        bias = module.bias.double() if isinstance(getattr(module, "bias", None), torch.Tensor) else 0  # type: ignore[operator]
-        candidate = normalized(x, eps, mean=centred(evidence)) * (module.weight.double() + one) + bias  # type: ignore[operator]
+        bias = parameter(module, "bias")
+        candidate = normalized(x, eps, mean=centred(evidence)) * (other + one) + (0 if bias is None else bias)
         if evidence.explains(candidate):
             line = f"the weight of {name} explains the output"
             return evidence.cause("weights of another layer", 0.97, [line], "check the mapping of weight names")

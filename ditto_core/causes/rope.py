@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from ditto_core.causes.base import Cause, Evidence, first_cause
+from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
 from ditto_core.causes.heads import broadcast_heads, states
 
 BASES = (1e3, 1e4, 1e5, 5e5, 1e6, 1e7)
@@ -77,15 +79,19 @@ def own_frequencies(evidence: Evidence) -> torch.Tensor | None:
 def position_one(evidence: Evidence) -> tuple[int, int] | None:
     """Return a (row, column) of the step whose position is 1."""
     positions = evidence.inputs.get("position_ids")
-    hits = (positions == 1).nonzero() if positions is not None else ()
-    return (int(hits[0][0]), int(hits[0][1])) if len(hits) else None
+    if positions is None or not bool((positions == 1).any()):
+        return None
+    row, column = (positions == 1).nonzero()[0].tolist()
+    return int(row), int(column)
 
 
 def describe(evidence: Evidence, engine: torch.Tensor, own: torch.Tensor, ratio: torch.Tensor) -> Cause | None:
     """Name what relates two sets of frequencies."""
     where = "error 0 at position 0, growing with the position"
-    parameters = getattr(evidence.config, "rope_parameters", None) or getattr(evidence.config, "rope_scaling", None) or {}
-    theta = float(flat(parameters).get("rope_theta") or getattr(evidence.config, "rope_theta", None) or 1e4)
+    parameters = (
+        getattr(evidence.config, "rope_parameters", None) or getattr(evidence.config, "rope_scaling", None) or {}
+    )
+    theta = flat(parameters).get("rope_theta") or getattr(evidence.config, "rope_theta", None) or 1e4
     exponents = torch.arange(len(own), dtype=torch.float64) / len(own)
     fitted = fit_base(engine, exponents)
     if fitted is not None and abs(fitted / theta - 1) < 1e-3:
@@ -109,7 +115,7 @@ def describe(evidence: Evidence, engine: torch.Tensor, own: torch.Tensor, ratio:
     return evidence.cause("RoPE scaling differs", 0.85, [line, where], "compare rope_scaling's parameters")
 
 
-def flat(parameters: dict[str, object]) -> dict[str, object]:
+def flat(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the first set of parameters where there is one a layer type."""
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return nested[0] if nested else parameters
@@ -144,12 +150,13 @@ def shifted(evidence: Evidence) -> Cause | None:
 
 
 def table(evidence: Evidence, positions: torch.Tensor) -> torch.Tensor:
-    """Return the model's own cosine or sine table at other positions, by the module itself."""
-    x = torch.zeros(1, dtype=torch.float64)
-    angles = positions.double()[..., None] * evidence.module.inv_freq.double()  # type: ignore[operator,union-attr]
+    """Return the model's cosine or sine table at other positions."""
+    inverse = parameter(evidence.module, "inv_freq")
+    assert inverse is not None
+    angles = positions.double()[..., None] * inverse
     both = torch.cat([angles, angles], -1)
     scale = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
-    return (both.sin() if evidence.port == "out.1" else both.cos()).to(x.dtype) * scale
+    return (both.sin() if evidence.port == "out.1" else both.cos()) * scale
 
 
 def rotation(evidence: Evidence) -> Cause | None:
@@ -173,9 +180,7 @@ def used_tables(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:
     return None if cos is None or sin is None else (cos.unsqueeze(1), sin.unsqueeze(1))
 
 
-def rotations(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> list[tuple[str, torch.Tensor, str, str]]:
+def rotations(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[tuple[str, torch.Tensor, str, str]]:
     """Return other ways to rotate: kind, result, evidence, next step."""
     step = "compare the rotation in the engine with apply_rotary_pos_emb"
     half = x.shape[-1] // 2

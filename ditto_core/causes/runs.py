@@ -62,7 +62,9 @@ def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
         f"{blamed[0].site} adds {blamed[0].local:.1e}, yet {worst.site} passes with {worst.verdict.value:.1e}",
         f"the run had {comparison.steps} steps of {len(comparison.tokens) or 1} rows",
     )
-    step = "test with representative inputs: longer prompts, padding, outliers; a test of final outputs alone would pass"
+    step = (
+        "test with representative inputs: longer prompts, padding, outliers; a test of final outputs alone would pass"
+    )
     return Cause("hidden by this input", blamed[0].site, 0.6, lines, step)
 
 
@@ -91,9 +93,15 @@ def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:
     step = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
     if step is None:
         return None
-    line = f"alone and in a batch the engine's tokens part at step {step}; both runs are within rounding of the reference"
+    line = (
+        f"alone and in a batch the engine's tokens part at step {step}; both runs are within rounding of the reference"
+    )
     return Cause(
-        "batch-shape rounding", "logits", 0.9, (line,), "no fault: kernels differ by shape; compare in float32 to be sure"
+        "batch-shape rounding",
+        "logits",
+        0.9,
+        (line,),
+        "no fault: kernels differ by shape; compare in float32 to be sure",
     )
 
 

@@ -12,7 +12,7 @@ from ditto_core.errors import DittoError
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("build", "run", "compare", "doctor", "inspect")
+COMMANDS = ("build", "run", "compare", "localize", "doctor", "inspect")
 GROUPS = ("cache",)
 
 

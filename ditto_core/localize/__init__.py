@@ -1,7 +1,7 @@
 """Where an engine goes wrong: the error that each site adds by itself, from one build and one run."""
 
 from ditto_core.localize.diagnosis import conclude
-from ditto_core.localize.local import FACTORS, LocalResult, Localizer
+from ditto_core.localize.local import FACTORS, Localizer, LocalResult
 from ditto_core.localize.result import Blame, Localization
 
 EVERYTHING = ("**", "**:**")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from ditto_core.causes import Cause, Evidence, diagnose, merge
+from ditto_core.causes import Evidence, diagnose, merge
 from ditto_core.causes.runs import run_causes
-from ditto_core.localize.local import Capture, LocalResult, Localizer, Valid
+from ditto_core.localize.local import Capture, Localizer, LocalResult, Valid
 from ditto_core.localize.result import Blame, Localization, blame
 
 if TYPE_CHECKING:
@@ -69,11 +69,3 @@ def notes(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[str]:
         yield f"{len(unseen)} sites are the same tensor as another or were not computed: {', '.join(unseen[:3])}"
     if not blamed and localizer.dtype != "float32":
         yield f"nothing above {localizer.dtype} rounding; localize(fp32=True) shows faults that hide below it"
-
-
-def first_capture(captures: Sequence[Capture]) -> Mapping[str, torch.Tensor]:
-    """Return the inputs of the first captured step."""
-    return captures[0].inputs if captures else {}
-
-
-__all__ = ["Cause", "conclude"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ditto_core.export import source_line
 
+RESHAPING = ("Reshape", "Expand", "Unsqueeze", "Squeeze", "Slice", "Split", "Tile", "Transpose")
 METADATA = "pkg.torch.onnx."
 
 
@@ -45,7 +46,12 @@ class Graph:
         self.model = read_graph(path)
         self._nodes = {output: node for node in self.model.graph.node for output in node.output if output}
         self._order = {id(node): i for i, node in enumerate(self.model.graph.node)}
+        self.constants = {tensor.name: tensor for tensor in self.model.graph.initializer}
         self.inputs = {value.name for value in self.model.graph.input}
+
+    def producer(self, value: str) -> Any:
+        """Return the node that computes a value, or None."""
+        return self._nodes.get(value)
 
     def segment(self, value: str, known: Collection[str]) -> Segment:
         """Walk upstream from ``value`` to ``known`` values and graph inputs. Constants are part of the operators."""
@@ -61,10 +67,14 @@ class Graph:
                 continue
             if id(node) not in nodes:
                 nodes[id(node)] = node
-                # What a shape is taken from has no part in the values.
-                waiting += [source for source in node.input if source and node.op_type != "Shape"]
+                waiting += [source for source in data_inputs(node) if source]
         ordered = sorted(nodes.values(), key=lambda node: self._order[id(node)])
         return Segment(value, tuple(ends), tuple(describe(node) for node in ordered))
+
+
+def data_inputs(node: Any) -> list[str]:
+    """Return the inputs that a node's values come from, without those that only say in what shape."""
+    return [] if node.op_type == "Shape" else list(node.input[:1] if node.op_type in RESHAPING else node.input)
 
 
 def describe(node: Any) -> Operator:

@@ -113,7 +113,9 @@ class Localizer:
         self.results += found
         if any(result.flagged for result in found) and len(self.captures) < self._keep:
             self._capture(step, inputs, captured, {r.site: values[r.site] for r in found if r.flagged})
-        self._past = {tap.site: captured[tap.site].clone() for tap in self.taps if is_cache(tap) and tap.site in captured}
+        self._past = {
+            tap.site: captured[tap.site].clone() for tap in self.taps if is_cache(tap) and tap.site in captured
+        }
 
     def _floor(
         self,

@@ -29,14 +29,14 @@ def localize_pair(
     """Run a pair with every site tapped and return the comparison with its localization; see ``Pair.localize``."""
     whole = with_every_site(pair, "float32" if fp32 else pair.spec.dtype)
 
-    def run(chosen: Pair) -> Comparison:
+    def run(chosen: Pair, *, localize: bool = False) -> Comparison:
         if prompts is None or isinstance(prompts, Mapping):
-            return chosen.run(prompts, localize=True)
-        return chosen.generate(prompts, max_new_tokens=max_new_tokens, localize=True)
+            return chosen.run(prompts, localize=localize)
+        return chosen.generate(prompts, max_new_tokens=max_new_tokens, localize=localize)
 
     if prompts is None and whole.engine_files.decoder:
         raise UsageError("localize needs a prompt: give text or token ids")
-    comparison = run(whole)
+    comparison = run(whole, localize=True)
     if operators and comparison.localization:
         comparison = replace(comparison, localization=inside(whole, comparison.localization, run))
     if whole is not pair:

@@ -59,7 +59,9 @@ CASES = [
     ),
     Case("int8", weights.quantized(f"{LAYER}.mlp.up_proj"), f"{LAYER}.mlp.up_proj", "weights quantized"),
     Case("int4", weights.quantized(f"{LAYER}.mlp.up_proj", 4, 32), f"{LAYER}.mlp.up_proj", "weights quantized"),
-    Case("bias", weights.without_bias("transformer.h.1.mlp.c_fc"), "transformer.h.1.mlp.c_fc", "bias missing", "gpt2"),
+    Case(
+        "bias", weights.without_bias("transformer.h.1.mlp.c_fc"), "transformer.h.1.mlp.c_fc", "bias missing", "biased"
+    ),
     Case("rope factor", graph.rope_frequencies(lambda f: f / 8), "model.rotary_emb", "RoPE scaling factor"),
     Case(
         "rope base",
@@ -76,9 +78,7 @@ CASES = [
     ),
     Case("rope missing", graph.rope_missing(f"{ATTENTION}:q_rope"), f"{ATTENTION}:q_rope", "RoPE missing"),
     Case("rope sign", graph.rope_backwards(f"{ATTENTION}:q_rope"), f"{ATTENTION}:q_rope", "RoPE direction"),
-    Case(
-        "padding in rope", graph.positions_from_zero(""), "model.rotary_emb", "padding positions", prompts=PROMPTS
-    ),
+    Case("padding in rope", graph.positions_from_zero(""), "model.rotary_emb", "padding positions", prompts=PROMPTS),
     Case(
         "padding in wpe",
         graph.positions_from_zero(""),
@@ -88,7 +88,9 @@ CASES = [
         prompts=PROMPTS,
     ),
     Case("key heads", graph.tiled_heads(f"{ATTENTION}:probs", [0, 2, 1, 3]), f"{ATTENTION}:probs", "head grouping"),
-    Case("value heads", graph.tiled_heads(f"{ATTENTION}:context", [0, 2, 1, 3]), f"{ATTENTION}:context", "head grouping"),
+    Case(
+        "value heads", graph.tiled_heads(f"{ATTENTION}:context", [0, 2, 1, 3]), f"{ATTENTION}:context", "head grouping"
+    ),
     Case(
         "attention scale",
         graph.constant_changed(f"{ATTENTION}:probs", "Mul", lambda s: s * 4),
@@ -159,17 +161,25 @@ CASES = [
         "embedding scale missing",
         "gemma3",
     ),
-    Case("overflow", graph.half_square("model.layers.0.input_layernorm"), "model.layers.0.input_layernorm", "norm overflow", "loud", "float16"),
+    Case(
+        "overflow",
+        graph.half_square("model.layers.0.input_layernorm"),
+        "model.layers.0.input_layernorm",
+        "norm overflow",
+        "loud",
+        "float16",
+    ),
     Case("residual", graph.residual_missing(LAYER, 1), LAYER, "residual missing"),
     Case("clip", graph.clipped(f"{LAYER}.mlp.down_proj:in", -0.5, 0.5), f"{LAYER}.mlp.down_proj:in", "saturation"),
     Case("cast", graph.through(f"{LAYER}.mlp.act_fn"), f"{LAYER}.mlp.act_fn", "narrow cast"),
     Case("tf32", graph.tf32, "model.layers.0.self_attn.q_proj", "TF32"),
     Case(
         "half sums",
-        graph.half_accumulation(f"{LAYER}.mlp.down_proj"),
-        f"{LAYER}.mlp.down_proj",
+        graph.half_accumulation("model.layers.0.mlp.down_proj"),
+        "model.layers.0.mlp.down_proj",
         "float16 accumulation",
-        dtype="float16",
+        "wide",
+        "float16",
     ),
     Case("erf", graph.gelu("transformer.h.1.mlp.act", "none"), "transformer.h.1.mlp.act", "activation kind", "gpt2"),
     Case("softcap", graph.without_softcap(f"{ATTENTION}:probs"), f"{ATTENTION}:probs", "softcap missing", "gemma2"),

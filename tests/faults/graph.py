@@ -14,7 +14,9 @@ def rope_frequencies(change, name="inv_freq"):
             for i, value in enumerate(node.input):
                 if name in value and edit.is_constant(value):
                     old = edit.array(value)
-                    node.input[i] = edit.constant(np.asarray(change(old.astype(np.float64))).reshape(old.shape).astype(old.dtype))
+                    node.input[i] = edit.constant(
+                        np.asarray(change(old.astype(np.float64))).reshape(old.shape).astype(old.dtype)
+                    )
 
     return fault
 
@@ -73,8 +75,8 @@ def constant_changed(site, kind, change, skip=0):
     """Change the scalar of the nearest ``kind`` node upstream of ``site``."""
 
     def fault(edit):
-        node = edit.upstream(site, kind, skip)
-        index = next(i for i, n in enumerate(node.input) if edit.is_constant(n))
+        nodes = (edit.upstream(site, kind, n) for n in range(skip, 99))
+        node, index = next((n, i) for n in nodes for i, name in enumerate(n.input) if edit.is_constant(name))
         old = edit.array(node.input[index])
         node.input[index] = edit.constant(np.asarray(change(old)).astype(old.dtype))
 
@@ -261,18 +263,27 @@ def tf32(edit):
 
 
 def half_accumulation(site, chunk=2):
-    """Sum the products of a float16 MatMul in float16, ``chunk`` at a time."""
+    """Sum the products of a float16 MatMul with 10 mantissa bits after each addition, ``chunk`` products at a time.
+
+    ONNX Runtime's CPU provider computes float16 in float32 and drops casts in between, so the sum is rounded by
+    Veltkamp's splitting.
+    """
 
     def fault(edit):
         node = edit.weighted(site)
-        x, weight = node.input[0], edit.weight(site)
+        x = edit.insert_before(node, "Cast", [node.input[0]], to=SINGLE)
+        weight = edit.weight(site).astype(np.float32)
+        split_factor = edit.constant(np.array(2.0**13 + 1, np.float32))
         total = None
         for start in range(0, weight.shape[0], chunk):
             ends = [edit.constant(np.array([v], np.int64)) for v in (start, start + chunk, -1)]
             part = edit.insert_before(node, "Slice", [x, *ends])
             part = edit.insert_before(node, "MatMul", [part, edit.constant(weight[start : start + chunk])])
             total = part if total is None else edit.insert_before(node, "Add", [total, part])
-        replace(edit, node, "Identity", [total])
+            split = edit.insert_before(node, "Mul", [total, split_factor])
+            low = edit.insert_before(node, "Sub", [split, total])
+            total = edit.insert_before(node, "Sub", [split, low])
+        replace(edit, node, "Cast", [total], to=HALF)
 
     return fault
 

@@ -100,9 +100,7 @@ def main() -> int:
         )
         for line in (*found.blamed[:3], *found.causes):
             print(f"      {line}", flush=True)
-    print(
-        f"{options.count} engines, {sites} local errors, {bad} with anything flagged or named; largest in units of the floor:"
-    )
+    print(f"{options.count} engines, {sites} local errors, {bad} flagged or named; largest in units of the floor:")
     print(", ".join(f"{dtype} {ratio:.2f}" for dtype, ratio in sorted(worst.items())))
     print(f"{time.perf_counter() - start:.0f} s")
     return 1 if bad else 0

@@ -76,7 +76,8 @@ def main() -> int:
         print(
             f"| {site} | {first.site if right and first else first} | {cause.kind if cause else '-'}"
             f"{'' if cause and cause.kind == kind else ' (expected ' + kind + ')'} | {workspace.builds} "
-            f"| {first.local if first else 0:.1e} | {max(others):.1e} | {inherited} of {len(comparison.results)} | {seconds:.0f} |",
+            f"| {first.local if first else 0:.1e} | {max(others):.1e} "
+            f"| {inherited} of {len(comparison.results)} | {seconds:.0f} |",
             flush=True,
         )
         for item in found.blamed[1:4]:

@@ -47,9 +47,9 @@ def observed(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         inner = attention_function(name, module)
         kind = "rope" if "position_embeddings" in inspect.signature(module.forward).parameters else "states"
-        tap(f"q_{kind}", query)
-        tap(f"k_{kind}", key)
-        tap("v_states", value)
+        query = tap(f"q_{kind}", query)
+        key = tap(f"k_{kind}", key)
+        value = tap("v_states", value)
         context, probs = inner(module, query, key, value, attention_mask, **kwargs)
         if probs is not None:
             seen = tap("probs", probs)

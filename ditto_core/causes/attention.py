@@ -76,7 +76,7 @@ def masked_row(evidence: Evidence) -> Cause | None:
     if found is None or not bad.any() or not all(torch.isfinite(t).all() for t in found):
         return None
     row, query = (int(i) for i in bad.nonzero()[0])
-    line = f"probabilities of {int(bad.sum())} queries are NaN, queries and keys are finite: first row {row}, query {query}"
+    line = f"probabilities of {int(bad.sum())} queries are NaN, their inputs are finite: first row {row}, query {query}"
     mask = evidence.inputs.get("attention_mask")
     padding = mask is not None and not bool(mask[row, evidence.past_length + query])
     more = (

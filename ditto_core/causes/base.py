@@ -44,7 +44,8 @@ class Evidence:
 
     ``actual`` is the engine's tensor, ``expected`` what the model's own code computes from the engine's tensors
     upstream. ``valid`` marks the elements that belong to real tokens (None: all). ``root`` is the model with the
-    weights that the engine should have; ``inputs`` are the step's model inputs, ``past`` the engine's KV cache before it.
+    weights that the engine should have; ``inputs`` are the step's model inputs, ``past`` the engine's KV cache
+    before it.
     """
 
     blame: Blame
@@ -77,7 +78,7 @@ class Evidence:
     @property
     def config(self) -> Any:
         """The decoder's configuration, or an empty object."""
-        config = getattr(self.root, "config", None)
+        config: Any = getattr(self.root, "config", None)
         return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
     @property
@@ -110,7 +111,7 @@ class Evidence:
         return tensor.reshape(-1) if self.valid is None else tensor[self.valid.expand(tensor.shape)]
 
     def explains(self, candidate: torch.Tensor | None, share: float = 0.98) -> bool:
-        """Tell whether a candidate accounts for the engine's tensor: within the bound, or for ``share`` of the error."""
+        """Tell whether a candidate accounts for the engine's tensor: up to the bound, or for ``share`` of the error."""
         if candidate is None or candidate.shape != self.actual.shape:
             return False
         error = self.distance(candidate)

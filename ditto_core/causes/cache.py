@@ -110,14 +110,13 @@ def quantized(evidence: Evidence) -> Cause | None:
         grid = step_of(seen)
         if grid is None or float((seen - wanted).norm()) < 1e-5 * float(wanted.norm()):
             continue
+        peak = float(wanted.abs().max())
         codes = len(torch.unique((seen / grid).round()))
         rounded = (wanted / grid).round() * grid
         if float((seen - rounded).norm()) > 0.3 * float((seen - wanted).norm()):
             continue
         lines = [f"{name} values are multiples of {grid:.4g}: the cache uses {codes} of 256 codes"]
-        lines.append(
-            f"largest value {float(wanted.abs().max()):.4g}; int8 with a fitting scale would use steps of {float(wanted.abs().max()) / 127:.2g}"
-        )
+        lines.append(f"largest value {peak:.4g}; int8 with a fitting scale would use steps of {peak / 127:.2g}")
         return evidence.cause(
             "quantized KV cache scale", 0.95, lines, "calibrate the scale of the KV cache; 1.0 is a default"
         )

@@ -68,7 +68,11 @@ def saturated(evidence: Evidence) -> Cause | None:
     shared = (cut_high == 0 or at_high >= cut_high) and (cut_low == 0 or at_low >= cut_low)
     if cut_high + cut_low == 0 or not shared or not evidence.explains(candidate):
         return None
-    line = f"{cut_high + cut_low} of {len(actual)} values are cut to [{low:.6g}, {high:.6g}]; the largest should be {float(expected.abs().max()):.4g}"
+    peak = float(expected.abs().max())
+    line = (
+        f"{cut_high + cut_low} of {len(actual)} values are cut to [{low:.6g}, {high:.6g}]; "
+        f"the largest should be {peak:.4g}"
+    )
     return evidence.cause(
         "saturation", evidence.confidence(candidate), [line], "calibrate with representative inputs, or widen the cast"
     )

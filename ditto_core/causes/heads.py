@@ -21,7 +21,7 @@ def states(evidence: Evidence) -> torch.Tensor | None:
     flat = evidence.tensor(f"{base}.{letter}_proj")
     if flat is None or flat.ndim != 3 or flat.shape[-1] % dim:
         return None
-    return flat.unflatten(-1, (-1, dim)).transpose(1, 2)
+    return flat.reshape(*flat.shape[:2], -1, dim).transpose(1, 2)
 
 
 def broadcast_heads(evidence: Evidence) -> Cause | None:

@@ -66,7 +66,7 @@ def frequencies(evidence: Evidence) -> Cause | None:
 
 
 def own_frequencies(evidence: Evidence) -> torch.Tensor | None:
-    """Return the model's frequencies [dim / 2], radians a token, from the angles that its own table has at position 1."""
+    """Return the model's frequencies [dim / 2], radians a token: the angles of its own table at position 1."""
     place = position_one(evidence)
     expected = evidence.expected[place][: evidence.expected.shape[-1] // 2] if place is not None else None
     scale = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)

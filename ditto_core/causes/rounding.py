@@ -26,7 +26,8 @@ def integers(tensor: torch.Tensor, bits: int, *, group: int = 0, per_tensor: boo
             return tensor
         flat = tensor.reshape(-1, group)
     scale = flat.abs().amax(-1, keepdim=True).clamp(min=1e-30) / top
-    return ((flat / scale).round().clamp(-top - 1, top) * scale).reshape(tensor.shape)
+    rounded: torch.Tensor = (flat / scale).round().clamp(-top - 1, top) * scale
+    return rounded.reshape(tensor.shape)
 
 
 def affine(tensor: torch.Tensor, bits: int = 8) -> torch.Tensor:
@@ -34,7 +35,9 @@ def affine(tensor: torch.Tensor, bits: int = 8) -> torch.Tensor:
     low, high = tensor.min().clamp(max=0), tensor.max().clamp(min=0)
     scale = ((high - low) / (2**bits - 1)).clamp(min=1e-30)
     zero = (-low / scale).round()
-    return ((tensor / scale + zero).round().clamp(0, 2**bits - 1) - zero) * scale
+    codes: torch.Tensor = (tensor / scale + zero).round().clamp(0, 2**bits - 1)
+    result: torch.Tensor = (codes - zero) * scale
+    return result
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -32,7 +32,7 @@ def near_tie(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
     if blamed or not ties or any(row.flips for row in comparison.tokens) or comparison.failures:
         return None
     row, step = ties[0]
-    line = f"{len(ties)} tokens differ, each where the reference's two best logits nearly tie: first row {row}, step {step}"
+    line = f"{len(ties)} tokens differ where the reference's two best logits nearly tie, first row {row}, step {step}"
     return Cause("near tie", "logits", 0.95, (line,), "no fault: compare logits, or accept near ties")
 
 

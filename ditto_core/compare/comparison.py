@@ -88,8 +88,8 @@ class Comparison:
     """Everything that a lockstep run found. True when every site is within its tolerance, explained, or healed.
 
     Iterating yields :class:`SiteResult`, worst margin first. ``missing`` maps sites that could not be compared to the
-    reason. ``taps`` tells where each site lives; ``notes`` are lines for people; ``localization`` is what each site adds
-    by itself, where that was measured.
+    reason. ``taps`` tells where each site lives; ``notes`` are lines for people; ``localization`` is what each site
+    adds by itself, where that was measured.
     """
 
     engine: SessionInfo

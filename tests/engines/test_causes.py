@@ -1,4 +1,4 @@
-"""Faults of ``faults.md`` and others, each in a real ONNX Runtime engine: the blamed site is right and the cause named."""
+"""Faults in real ONNX Runtime engines: the blamed site is right, and the cause is named."""
 
 from dataclasses import dataclass, field
 

@@ -28,6 +28,7 @@ class Case:
     dtype: str = "float32"
     step: int = 0
     prompts: object = field(default_factory=lambda: ALONE)
+    also: tuple = ()
 
 
 CASES = [
@@ -200,5 +201,6 @@ def test_blamed_site_is_right_and_cause_is_named(workspace, tmp_path, case):
     found = run(workspace, tmp_path, case)
     assert found.first is not None
     assert (found.first.site, found.first.step) == (case.site, case.step)
+    assert {item.site for item in found.blamed} == {case.site, *case.also}
     assert found.cause is not None
     assert (found.cause.kind, found.cause.site) == (case.kind, case.site), found.causes

@@ -116,10 +116,13 @@ def kernels(bench: Bench) -> dict[str, dict[str, str]]:
     """What the matrix kernels do, measured: in this process, and with the driver's override in another."""
     from ditto_core.backends.tensorrt.probe import measure_kernels
 
-    found = {dtype: dict(measure_kernels(dtype, False, 0)) for dtype in ("float32", *DTYPES)}
-    found["float32, flag set"] = dict(measure_kernels("float32", True, 0))
+    found = {}
+    for inner in (576, 1536, 8192):
+        for dtype in ("float32", *DTYPES):
+            found[f"{dtype}, inner {inner}"] = dict(measure_kernels(dtype, False, 0, inner).facts)
+    found["float32, flag set"] = dict(measure_kernels("float32", True, 0).facts)
     script = "import json; from ditto_core.backends.tensorrt.probe import measure_kernels as m; "
-    script += "print(json.dumps(dict(m('float32', False, 0))))"
+    script += "print(json.dumps(dict(m('float32', False, 0).facts)))"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**child_environment(), "NVIDIA_TF32_OVERRIDE": "0"},
@@ -213,9 +216,9 @@ def real_model(bench: Bench) -> list[dict[str, Any]]:
         run = pair.generate(PROMPT, max_new_tokens=STEPS)
         facts = dict(pair.engine.info.facts)
         run.save(bench.out / f"smollm2-{dtype}.json")
-        rows.append({"dtype": dtype, **summary(run), "by_step": by_step(run), "kernels": facts, "text": texts(run)})
+        rows.append({"dtype": dtype, **summary(run), **by_phase(run), "text": texts(run), "facts": facts})
         padded = pair.generate(PADDED, max_new_tokens=8)
-        rows.append({"dtype": f"{dtype}, padded batch of 3", **summary(padded), "by_step": by_step(padded)})
+        rows.append({"dtype": f"{dtype}, padded batch of 3", **summary(padded), **by_phase(padded)})
         pair.close()
     return rows
 
@@ -460,6 +463,7 @@ def summary(run: Any) -> dict[str, Any]:
         "steps": run.steps,
         "results": len(run),
         "outside": len(run.failures),
+        "explained": sum(r.verdict.status == "explained" for r in run.results),
         "healed": len(run.healed),
         "ratio_median": round(statistics.median(ratios), 2) if ratios else None,
         "ratio_worst": round(max(ratios), 1) if ratios else None,
@@ -475,13 +479,13 @@ def summary(run: Any) -> dict[str, Any]:
     return found
 
 
-def by_step(run: Any) -> dict[int, dict[str, float]]:
-    """Median and worst error over floor at each step: prefill and decoding use other kernels."""
+def by_phase(run: Any) -> dict[str, str]:
+    """Median and worst error over floor in prefill and in decoding, which use other kernels."""
     found = {}
-    for step in range(run.steps):
-        ratios = [r.metrics.rel_l2 / r.floor for r in run.results if r.floor and r.step == step]
+    for phase, steps in (("prefill", range(1)), ("decoding", range(1, run.steps))):
+        ratios = [r.metrics.rel_l2 / r.floor for r in run.results if r.floor and r.step in steps]
         if ratios:
-            found[step] = {"median": round(statistics.median(ratios), 2), "worst": round(max(ratios), 1)}
+            found[f"{phase}_ratio"] = f"{statistics.median(ratios):.2f}, worst {max(ratios):.1f}"
     return found
 
 

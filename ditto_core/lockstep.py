@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 from ditto_core.backends.base import Session, TapSink
 from ditto_core.compare.comparison import Comparison, ObserverEffect, SiteResult, TokenResult, judge
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
-from ditto_core.compare.tokens import LogitsMetrics, measure_logits
+from ditto_core.compare.tokens import Flip, LogitsMetrics, measure_logits
 from ditto_core.compare.tolerance import WITHIN, Tolerance, Verdict
 from ditto_core.generate import Sequencer, TokenBatch, greedy, valid_elements
 
@@ -191,12 +192,14 @@ class Comparer:
         self._mask = inputs.get("attention_mask")
         self._length = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
         self.engine: dict[str, torch.Tensor] = {}
+        self._delivered: set[str] = set()
         self._noisy: dict[str, torch.Tensor] = {}
         self.noisy_outputs: Mapping[str, torch.Tensor] = {}
 
     def take_engine(self, site: str, tensor: torch.Tensor) -> None:
         """Hold a tap of the engine."""
         self.engine[site] = tensor
+        self._delivered.add(site)
 
     def take_noisy(self, site: str, tensor: torch.Tensor) -> None:
         """Hold a tap of the reference in the engine's dtype."""
@@ -227,6 +230,8 @@ class Comparer:
             self._found.logits.append(measure_logits(*last, dtype=dtype))
         for site in self.engine:
             self._found.missing.setdefault(site, "the reference did not compute it")
+        for site in self._taps.keys() - self._delivered:
+            self._found.missing.setdefault(site, f"the engine did not deliver it at step {self._step}")
 
     def _compare(
         self, order: int, tap: Tap, actual: torch.Tensor, expected: torch.Tensor, noisy: torch.Tensor | None
@@ -276,10 +281,27 @@ def token_results(
     for row in range(batch.rows):
         ours = tuple(tokens[row] for tokens in found.engine_tokens)
         theirs = tuple(tokens[row] for tokens in found.reference_tokens)
-        ties = tuple(s for s, m in enumerate(found.logits) if any(f.near_tie and f.index[0] == row for f in m.flips))
+        ties = tuple(
+            s for s, m in enumerate(found.logits) if any(f.index[0] == row and tied(found, s, f) for f in m.flips)
+        )
         prompt = batch.texts[row] if batch.texts else ""
         rows.append(TokenResult(prompt, ours, theirs, decode(list(ours)), decode(list(theirs)), ties))
     return tuple(rows)
+
+
+def tied(found: Findings, step: int, flip: Flip) -> bool:
+    """Tell whether a flip says nothing: the reference's gap is within rounding, or within its own noise.
+
+    The noise floor gives the usual error of one logit; the difference of two has sqrt(2) of it, and four times that
+    is as likely as one in ten thousand.
+    """
+    if flip.near_tie:
+        return True
+    final = max((r for r in found.results if r.step == step), key=lambda r: r.order, default=None)
+    if final is None or final.floor is None or not 0 < final.metrics.rel_l2 < math.inf:
+        return False
+    size = final.metrics.rms / final.metrics.rel_l2
+    return flip.gap <= 4 * math.sqrt(2) * final.floor * size
 
 
 def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[TokenResult, ...]) -> Comparison:

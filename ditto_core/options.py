@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ditto_core.errors import UsageError
+
 
 @dataclass(frozen=True)
 class PairOptions:
@@ -22,6 +24,10 @@ class PairOptions:
     threads: int = 1
     dump: Path | None = None
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise UsageError(f"the number of threads is {self.threads}, expected 0 (leave as it is) or more")
 
     def same_sessions(self, other: PairOptions) -> bool:
         """Tell whether a pair with ``other`` options runs the very same sessions."""

@@ -193,9 +193,13 @@ class Pair:
             comparison, measured = go(sides, floor)
         if noisy is not None and not floor:
             write_floor(path, measured)
-        refused = {**self.engine_files.refused, **comparison.missing}
+        missing = {**self.engine_files.refused, **comparison.missing}
+        notes = comparison.notes
+        if missing and self.engine_files.facts.get("partial"):
+            notes = (*notes, f"{len(missing)} sites are fused away in this engine and were not compared")
+            missing = {}
         dump = str(self._dump_folder()) if self.options.dump else ""
-        comparison = replace(comparison, missing=refused, dump=dump)
+        comparison = replace(comparison, missing=missing, notes=notes, dump=dump)
         if localizer is not None:
             comparison = replace(comparison, localization=self._conclude(localizer, comparison))
         self.comparisons.append(comparison)

@@ -101,7 +101,8 @@ class Workspace:
         backend = get_backend(spec.backend)
         backend.check(spec)
         exported = self.export(spec)
-        key = fingerprint(exported.directory.name, spec.to_json(), backend.versions())
+        facts = {name: value for name, value in spec.to_json().items() if name != "model"}  # the export has its content
+        key = fingerprint(exported.directory.name, facts, backend.versions())
         artifacts = self.artifacts / f"{spec.model.label}-{spec.label}" if self.artifacts else None
 
         def make(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -187,7 +188,7 @@ def read(item: pytest.Item) -> Wanted:
         arguments["backend"] = options.backend
     if parametrized(arguments):  # parametrization has given up on it: raise what it met
         variants(arguments, options.backend)
-    return Wanted(read_spec(arguments), read_pair_options(arguments, options))
+    return Wanted(read_spec(arguments), read_pair_options(arguments, options, item.config.rootpath))
 
 
 def read_spec(arguments: Mapping[str, Any]) -> EngineSpec:
@@ -208,8 +209,9 @@ def read_spec(arguments: Mapping[str, Any]) -> EngineSpec:
     return spec
 
 
-def read_pair_options(arguments: Mapping[str, Any], options: Options) -> PairOptions:
-    """Build and check the pair's options. Raises :class:`UsageError`."""
+def read_pair_options(arguments: Mapping[str, Any], options: Options, root: Path) -> PairOptions:
+    """Build and check the pair's options; the project's tolerances stand behind the marker's. Raises ``UsageError``."""
+    from ditto_core.compare.rules import project_tolerance
     from ditto_core.compare.tolerance import Tolerance
     from ditto_core.options import PairOptions
     from ditto_core.reference import check_reference
@@ -218,7 +220,7 @@ def read_pair_options(arguments: Mapping[str, Any], options: Options) -> PairOpt
     if options.threads is not None:
         chosen.setdefault("threads", options.threads)
     chosen["observer"] = options.observer and chosen.get("observer", True)
-    tolerance = Tolerance.of(chosen.get("tolerance"))
+    tolerance = Tolerance.of(chosen.get("tolerance")).over(project_tolerance(root))
     if options.tolerance_factor is not None:
         tolerance = replace(tolerance, factor=options.tolerance_factor)
     check_reference(chosen.get("reference", "eager"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,9 +13,9 @@ Progress = Callable[[str], AbstractContextManager[Any]]
 
 def progress_of(config: pytest.Config) -> Progress:
     """Return what shows progress in this run: a status line on an interactive terminal, else nothing."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     capture = config.pluginmanager.get_plugin("capturemanager")
-    if reporter is None or not interactive(config):
+    if not interactive(config):
         return lambda message: nullcontext()
     unlocked = capture.global_and_fixture_disabled if capture else nullcontext
 
@@ -33,10 +32,8 @@ def progress_of(config: pytest.Config) -> Progress:
 
 
 def interactive(config: pytest.Config) -> bool:
-    """Tell whether this process draws on a terminal: xdist's workers and ``-q -q`` do not."""
+    """Tell whether pytest writes to a terminal here; the workers of xdist do not."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
     return (
-        not hasattr(config, "workerinput")
-        and config.option.verbose > -2
-        and sys.__stdout__ is not None
-        and (sys.__stdout__.isatty())
+        not hasattr(config, "workerinput") and bool(getattr(reporter, "isatty", False)) and config.option.verbose > -2
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +30,9 @@ class EagerSession:
     def __init__(
         self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu"
     ) -> None:
-        self._model = cast_module(model.module, getattr(torch, dtype)).to(device)
+        module = cast_module(model.module, getattr(torch, dtype))
+        # ``Module.to`` moves in place; the loaded model is shared and stays where it is.
+        self._model = module if device == "cpu" else copy.deepcopy(module).to(device)
         self._decoder = model.decoder
         self._device = torch.device(device)
         self._taps = taps

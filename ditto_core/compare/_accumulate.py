@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ditto_core.compare._arithmetic import (
+    SHORT,
+    Counts,
     Floats,
     added,
     comparable,
@@ -25,6 +26,7 @@ from ditto_core.compare._arithmetic import (
     exact_difference,
     out_of_range,
     row_squares,
+    runs,
     total,
 )
 from ditto_core.compare._blocks import Plan, Split
@@ -70,11 +72,16 @@ class Squares:
         if not layout.splits:
             return
         errors, sizes = row_squares(d, layout.row), row_squares(b, layout.row)
-        rows = np.arange(start // layout.row, start // layout.row + errors.size)
+        first = start // layout.row
+        rows = np.arange(first, first + errors.size) if errors.size > 1 else first
         for split, (error, size) in zip(layout.splits, self.by_axis, strict=True):
             index = rows // split.stride % split.size
-            np.add.at(error, index, errors)
-            np.add.at(size, index, sizes)
+            if errors.size == 1:
+                error[index] += errors[0]
+                size[index] += sizes[0]
+            else:
+                np.add.at(error, index, errors)
+                np.add.at(size, index, sizes)
 
     def merge(self, other: Squares) -> None:
         """Add another part's sums."""
@@ -93,8 +100,9 @@ class Buffers:
     __slots__ = ("arrays", "half", "short", "tensors")
 
     def __init__(self, size: int) -> None:
-        self.tensors = [torch.empty(size, dtype=torch.float64) for _ in range(3)]
-        self.arrays: list[Floats] = [tensor.numpy() for tensor in self.tensors]
+        whole = torch.empty((3, size), dtype=torch.float64)
+        self.tensors = whole.unbind()
+        self.arrays: list[Floats] = list(whole.numpy())
         self.half = self.tensors[2].view(torch.float32)[:size]
         self.short = self.tensors[2].view(torch.bfloat16)[2 * size : 3 * size]
 
@@ -104,7 +112,8 @@ class Buffers:
         if box.dtype == torch.float16:
             # torch converts float16 to float32 in vector registers, float16 to float64 one by one.
             box = self.half[:size].view(box.shape).copy_(box)
-        self.tensors[side][:size].view(box.shape).copy_(box)
+        target = self.tensors[side][:size]
+        (target if box.dim() == 1 else target.view(box.shape)).copy_(box)
 
 
 @dataclass(slots=True)
@@ -115,7 +124,8 @@ class Accumulator:
     layout: Plan
     buffers: Buffers
     squares: dict[int, Squares] = field(default_factory=dict)
-    bins: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    bins: Counts = field(default_factory=lambda: np.zeros(1, np.int64))
+    few: tuple[Counts, Counts] | None = None
     count: int = 0
     nonfinite: int = 0
     abs_sum: float = 0.0
@@ -284,8 +294,26 @@ class Accumulator:
     def _bin(self, d: Floats) -> None:
         """Count errors by their bfloat16 value, whose bits are in the order of the values."""
         half, short = self.buffers.half[: d.size], self.buffers.short[: d.size]
-        short.copy_(half.copy_(torch.from_numpy(d)))
-        self.bins = added(self.bins, torch.bincount(short.view(torch.int16)).numpy())
+        keys = short.copy_(half.copy_(torch.from_numpy(d))).view(torch.int16)
+        if self.layout.count == 1 and d.size <= SHORT:
+            # A dense histogram would cost a small tensor more in page faults than all the rest.
+            self.few = runs(keys.numpy())
+        else:
+            self.bins = added(self.bins, torch.bincount(keys).numpy())
+
+    def histogram(self) -> tuple[Counts, Counts]:
+        """Return the bins of |d| that hold elements, ascending, and how many; bin 0 holds the zeros that count."""
+        if self.few is None:
+            bins = (self.bins != 0).nonzero()[0]
+            numbers = self.bins[bins]
+        else:
+            bins, numbers = self.few
+        if bins.size and bins[0] == 0:
+            bins, numbers = bins[1:], numbers[1:]
+        zeros = self.count - self.nonfinite - int(numbers.sum())
+        if not zeros:
+            return bins, numbers
+        return np.concatenate([[0], bins]), np.concatenate([[zeros], numbers])
 
     def merge(self, other: Accumulator) -> None:
         """Add what another worker saw behind this one's part."""

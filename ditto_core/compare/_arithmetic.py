@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 SHORT = 8192
 """Elements that numpy's BLAS takes in one thread; OpenBLAS starts threads above 10000, torch where it was told to."""
@@ -19,7 +20,7 @@ def comparable(first: float, second: float) -> bool:
     return 1e-4 < first / second < 1e4 if first and second else False
 
 
-def added(bins: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def added(bins: Counts, counts: Counts) -> Counts:
     """Add two histograms of different lengths into the longer one."""
     long, short = (bins, counts) if bins.size >= counts.size else (counts, bins)
     long[: short.size] += short
@@ -39,13 +40,17 @@ def dot(x: Floats, y: Floats) -> float:
 
 
 def total(x: Floats) -> float:
-    """Return the sum, by torch's vectorized cascade."""
+    """Return the sum: by numpy where the call dominates, by torch's vectorized cascade where the data do."""
+    if x.size <= SHORT:
+        return float(np.add.reduce(x))
     return float(torch.from_numpy(x).sum())
 
 
 def row_squares(x: Floats, row: int) -> Floats:
     """Sum the squares of each row of ``row`` elements; a part of a single row gives one sum."""
     row = x.size if x.size % row else row
+    if row == x.size <= SHORT:
+        return np.array([x.dot(x)])
     sums: Floats = torch.from_numpy(np.square(x)).view(-1, row).sum(1).numpy()
     return sums
 
@@ -75,3 +80,10 @@ def halves(box: torch.Tensor, values: Floats) -> tuple[Floats, Floats | float]:
     integers = box.cpu().numpy().reshape(-1)
     low = integers & 0xFFFFFFFF
     return (integers - low).astype(np.float64), low.astype(np.float64)
+
+
+def runs(values: npt.NDArray[np.int16]) -> tuple[Counts, Counts]:
+    """Return the distinct values, ascending, and how often each occurs."""
+    ordered = np.sort(values)
+    ends = np.append((ordered[1:] != ordered[:-1]).nonzero()[0], ordered.size - 1)
+    return ordered[ends].astype(np.int64), np.diff(ends, prepend=-1)

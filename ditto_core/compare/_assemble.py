@@ -11,12 +11,13 @@ import numpy.typing as npt
 import torch
 
 from ditto_core.compare._accumulate import Accumulator
+from ditto_core.compare._arithmetic import Counts
 from ditto_core.compare._blocks import unravel
 from ditto_core.compare._record import Index, Metrics
 from ditto_core.compare.ulp import spacing
 
-OCTAVE = 128
-"""Bins in an octave: bfloat16 has 7 bits of mantissa."""
+FEW = 16
+"""Indices of an axis that plain Python handles before numpy has started."""
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
@@ -24,11 +25,10 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 def assemble(seen: Accumulator, actual: torch.Tensor, expected: torch.Tensor) -> Metrics:
     """Turn sums into metrics; the few single values that are shown are read from the tensors."""
     rules, finite, shape = seen.rules, seen.count - seen.nonfinite, actual.shape
-    counts = seen.bins
-    counts[0] = finite - int(counts[1:].sum())
+    bins, numbers = seen.histogram()
     at = place(seen.max_abs_at, shape)
     first = place(seen.first_nonfinite, shape)
-    p50, p90, p99, p999 = quantiles(counts, finite, seen.max_abs, fine=seen.fine)
+    p50, p90, p99, p999 = quantiles(bins, numbers, finite, seen.max_abs, seen.fine)
     return Metrics(
         count=seen.count,
         max_abs=seen.max_abs,
@@ -49,7 +49,7 @@ def assemble(seen: Accumulator, actual: torch.Tensor, expected: torch.Tensor) ->
         p90=p90,
         p99=p99,
         p999=p999,
-        histogram=octaves(counts),
+        histogram=octaves(bins, numbers),
         first_nonfinite=None if first is None else (first, nonfinite_side(actual[first], expected[first])),
         all_zero_actual=seen.count > 0 and seen.max_actual == 0 and not seen.nan_actual + seen.inf_actual,
         all_zero_expected=seen.count > 0 and seen.max_expected == 0 and not seen.nan_expected + seen.inf_expected,
@@ -100,6 +100,8 @@ def ratio(error: Any, size: Any) -> float:
 
 def by_axis(errors: Any, sizes: Any) -> tuple[float, ...]:
     """Return the relative L2 error of each index of an axis, from squared errors and sizes."""
+    if errors.size <= FEW:
+        return tuple(ratio(math.sqrt(x), math.sqrt(y)) for x, y in zip(errors.tolist(), sizes.tolist(), strict=True))
     with np.errstate(all="ignore"):
         found = np.where(errors == 0, 0.0, np.sqrt(errors) / np.sqrt(sizes)).astype(np.float64)
     return tuple(found.tolist())
@@ -116,31 +118,28 @@ def nonfinite_side(actual: torch.Tensor, expected: torch.Tensor) -> str:
     return "both" if a and b else "actual" if a else "expected"
 
 
-def bin_values(bins: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def bin_values(bins: Counts) -> npt.NDArray[np.float32]:
     """Return the bfloat16 value that each bin stands for."""
     return (bins << 16).astype(np.int32).view(np.float32)
 
 
-def quantiles(counts: npt.NDArray[np.int64], count: int, largest: float, *, fine: bool = True) -> list[float]:
+def quantiles(bins: Counts, numbers: Counts, count: int, largest: float, fine: bool) -> list[float]:
     """Return the values at the ranks ``QUANTILES`` of the elements; linear in an octave where no bin is finer."""
-    bins = np.flatnonzero(counts)
     if not bins.size:
         return [0.0] * len(QUANTILES)
     ranks = np.array(QUANTILES) * count
-    upto = np.cumsum(counts[bins])
-    at = np.searchsorted(upto, ranks)
+    upto = numbers.cumsum()
+    at = upto.searchsorted(ranks)
     found = bin_values(bins[at])
     if not fine:
-        found = found * (2 - (upto[at] - ranks) / counts[bins[at]])
-    return [min(float(x), largest) for x in found]
+        found = found * (2 - (upto[at] - ranks) / numbers[at])
+    return np.minimum(found.astype(np.float64), largest).tolist()  # type: ignore[no-any-return]
 
 
-def octaves(counts: npt.NDArray[np.int64]) -> tuple[tuple[float, int], ...]:
-    """Sum the bins by octave and return the non-empty ones, zeros first."""
-    zeros = int(counts[0])
-    starts = np.arange(0, counts.size, OCTAVE)
-    sums = np.add.reduceat(counts, starts)
-    sums[0] -= zeros
-    found = np.flatnonzero(sums)
-    edges = bin_values(starts[found]).tolist()
-    return (*(((0.0, zeros),) if zeros else ()), *zip(edges, sums[found].tolist(), strict=True))
+def octaves(bins: Counts, numbers: Counts) -> tuple[tuple[float, int], ...]:
+    """Sum the bins by octave; zeros stay apart, at the lowest edge."""
+    groups = bins >> 7
+    groups[bins == 0] = -1
+    firsts = np.concatenate([[0], (groups[1:] != groups[:-1]).nonzero()[0] + 1]) if bins.size else bins
+    edges = bin_values(np.maximum(groups[firsts], 0) << 7).tolist()
+    return tuple(zip(edges, np.add.reduceat(numbers, firsts).tolist() if bins.size else (), strict=True))

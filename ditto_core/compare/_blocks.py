@@ -36,6 +36,9 @@ class Plan:
         A box is a contiguous range in logical (row-major) order, whatever the strides are.
         """
         shape = self.views[0].shape
+        if self.views[0].numel() <= self.block:
+            yield from [(0, list(self.views))][first:last]
+            return
         cut, rows, chunks = self._cut()
         trail = math.prod(shape[cut + 1 :])
         for number in range(first, last):
@@ -49,6 +52,8 @@ class Plan:
     def count(self) -> int:
         """Number of boxes."""
         shape = self.views[0].shape
+        if self.views[0].numel() <= self.block:
+            return min(1, self.views[0].numel())
         cut, _, chunks = self._cut()
         return math.prod(shape[:cut]) * chunks
 
@@ -66,7 +71,7 @@ class Plan:
 def plan(tensors: Sequence[torch.Tensor], axes: Sequence[tuple[str, int]], block: int = BLOCK) -> Plan:
     """Plan the walk over tensors of one shape; ``axes`` are the ``(name, dimension)`` pairs to split the error by."""
     shape = tensors[0].shape
-    row = math.prod(shape[max((dim for _, dim in axes), default=-1) + 1 :])
+    row = math.prod(shape[max((dim for _, dim in axes), default=-1) + 1 :]) if axes else 1
     splits = tuple(Split(name, shape[dim], max(1, math.prod(shape[dim + 1 :]) // max(1, row))) for name, dim in axes)
     if all(tensor.is_contiguous() for tensor in tensors):
         views = tuple(tensor.view(-1, row) if splits and row else tensor.view(-1) for tensor in tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,11 +141,15 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """View a numpy array as a tensor; reversed, foreign-endian and read-only arrays are copied."""
+    """View a numpy array, memory-mapped ones too, as a tensor; reversed and foreign-endian arrays are copied."""
     if array.dtype.kind not in "biufc":
         raise UsageError(f"cannot compare an array of {array.dtype}: expected numbers")
-    plain = array.dtype.isnative and array.flags.writeable and min(array.strides, default=0) >= 0
-    return torch.from_numpy(array if plain else array.astype(array.dtype.newbyteorder("="), copy=True))
+    if not array.dtype.isnative or min(array.strides, default=0) < 0:
+        array = array.astype(array.dtype.newbyteorder("="), copy=True)
+    with warnings.catch_warnings():
+        # Nothing here writes, so a read-only array is safe to view.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def judge(path: str, actual: torch.Tensor, expected: torch.Tensor, bounds: Bounds) -> list[str]:

@@ -108,6 +108,11 @@ class Comparison:
     def __bool__(self) -> bool:
         return bool(self.results) and not self.missing and all(result.ok for result in self.results) and self.logits_ok
 
+    def __repr__(self) -> str:
+        from ditto_core.report.text import summary_line
+
+        return f"<Comparison: {summary_line(self)}>"
+
     def __iter__(self) -> Iterator[SiteResult]:
         return iter(sorted(self.results, key=lambda r: (-r.verdict.margin, r.step, r.order)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 import torch
@@ -37,6 +38,7 @@ class Spacing:
         return math.ldexp(1.0, math.frexp(max(abs(value), self.tiny))[1] - 1) * self.eps
 
 
+@lru_cache
 def spacing(dtype: torch.dtype) -> Spacing:
     """Return the spacing of a dtype."""
     if dtype == torch.bool:
@@ -52,11 +54,13 @@ def ulp(value: float, dtype: torch.dtype) -> float:
     return spacing(dtype).ulp(value)
 
 
+@lru_cache
 def coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
     """Return the dtype with the wider spacing: float16 of float16 and float32, bfloat16 of bfloat16 and float16."""
     return max(first, second, key=lambda dtype: spacing(dtype).eps)
 
 
+@lru_cache
 def tolerance(dtype: torch.dtype) -> tuple[float, float]:
     """Return the default ``(rtol, atol)`` of a dtype.
 

@@ -32,6 +32,9 @@ def headline(comparison: Comparison) -> str:
     bad = comparison.first_bad
     if bad is not None:
         return f"engine diverges at {bad.site}, step {bad.step}: {bad.verdict}"
+    step, verdict = next(((s, v) for s, v in comparison.logits_verdicts if not v.ok), (0, None))
+    if verdict is not None:
+        return f"engine diverges at the logits, step {step}: {verdict}"
     if comparison.missing:
         site, reason = next(iter(comparison.missing.items()))
         count = len(comparison.missing)
@@ -85,7 +88,7 @@ def spread(comparison: Comparison, bad: SiteResult) -> str:
     sites = len({r.site for r in comparison.failures})
     healed = len({r.site for r in comparison.healed})
     text = f"bad: {sites} of {len(comparison.sites)} sites in {comparison.steps} steps; healed downstream: {healed}"
-    return text + (f"; before it {max(before):.2g} x bound at most" if before else "; nothing before it")
+    return text + (f"; before it at most {max(before):.2g} x bound" if before else "; nothing before it")
 
 
 def final_result(comparison: Comparison, step: int) -> SiteResult | None:
@@ -132,6 +135,8 @@ def dump(comparison: Comparison) -> str:
 def advice(comparison: Comparison) -> str:
     """Return what to do next."""
     bad, effect = comparison.first_bad, comparison.observer
+    if bad is None and not comparison.logits_ok:
+        return "next: this quantization loses more than healthy ones do; keep sensitive layers in a wider dtype"
     if bad is None:
         return "next: leave these sites out of outputs=, or take a reference that has them"
     if effect is not None and effect.rel_l2 > bad.verdict.bound:

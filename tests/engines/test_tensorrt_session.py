@@ -213,8 +213,5 @@ def test_a_model_without_a_cache_runs_in_one_step(workspace):
     session.start(2)
     outputs = session.step(inputs, collect(taps))
     expected = module(**inputs)
-    assert math.isclose(
-        float(outputs["last_hidden_state"].norm()), float(expected.last_hidden_state.norm()), rel_tol=1e-5
-    )
     assert list(taps) == ["encoder.layer.0", "encoder.layer.1"]
     torch.testing.assert_close(outputs["last_hidden_state"], expected.last_hidden_state, rtol=1e-4, atol=1e-5)

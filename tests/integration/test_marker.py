@@ -124,6 +124,7 @@ def test_a_single_value_does_not_parametrize(project):
         ("model=tiny_llama, profile={'length': (5, 2, 3)}", "a shape range needs 0 <= min <= opt <= max, got 5, 2, 3"),
         ("model=tiny_llama, reference='eagre'", "unknown reference 'eagre', *did you mean 'eager'?"),
         ("model=tiny_llama, reference='eager:int3'", "unknown dtype 'int3'*"),
+        ("model=tiny_llama, threads=-1", "the number of threads is -1, expected 0 (leave as it is) or more"),
         ("model=tiny_llama, tolerance='tight'", "a tolerance is a number or a table of selectors, got str"),
         ("model=tiny_llama, tolerance={'**': {'bond': 1}}", "*'**'*"),
         ("''", "the model is an empty string, expected a Hub id, a directory, *"),
@@ -182,3 +183,17 @@ def test_wrong_marker_of_a_deselected_test_is_no_error(project):
         """
     )
     assert project.runpytest_inprocess("-k", "two").ret == pytest.ExitCode.OK
+
+
+def test_tolerances_of_the_project_stand_behind_the_markers(project):
+    project.makepyprojecttoml('[tool.ditto_core.tolerances]\nfactor = 6\n"model.*" = 0.5\n')
+    found = collected(
+        project,
+        """
+@pytest.mark.ditto_engine(model=tiny_llama, tolerance={"model.norm": 0.25})
+def test_x(ditto): pass
+""",
+    )
+    tolerance = found["test_x"].options.tolerance
+    assert tolerance.factor == 6
+    assert [(rule.selector, rule.bound) for rule in tolerance.rules] == [("model.*", 0.5), ("model.norm", 0.25)]

@@ -197,18 +197,31 @@ def test_a_folded_tensor_gets_its_shape_back_and_one_of_another_size_is_refused(
 
 
 def test_kernels_are_named_by_their_error():
-    exact, tf32 = (1.5e-7, 0.0), (3.0e-4, 0.0)
-    assert probe.describe("float32", True, {16: tf32, 1: exact})["tf32"] == "in force"
-    facts = probe.describe("float32", False, {16: tf32, 1: exact})
+    exact, tf32 = probe.Error(1.5e-7, 1.5e-7), probe.Error(3.0e-4, 1.5e-7)
+    assert probe.describe("float32", True, tf32, exact).facts["tf32"] == "in force"
+    facts = probe.describe("float32", False, tf32, exact).facts
     assert facts["tf32"] == (
         "in force although the flag is cleared; set NVIDIA_TF32_OVERRIDE=0 before the process starts"
     )
-    assert facts["matmul"].startswith("TF32 (rel_l2 3.0e-04")
-    assert facts["matvec"].startswith("float32 (rel_l2 1.5e-07")
-    assert probe.describe("float32", False, {16: (4e-6, 0.0), 1: exact})["tf32"] == "not in force"
-    half = probe.describe("float16", False, {16: (9.0e-4, 2.1e-4), 1: (2.1e-4, 2.1e-4)})
-    assert half["matmul"] == "float16 accumulation (rel_l2 9.0e-04, rounding alone 2.1e-04)"
-    assert half["matvec"].startswith("float32 accumulation")
+    assert facts["matmul"] == "TF32 (rel_l2 3.0e-04, ideal 1.5e-07)"
+    assert facts["matvec"] == "float32 (rel_l2 1.5e-07, ideal 1.5e-07)"
+    assert probe.describe("float32", False, probe.Error(4e-6, 1.5e-7), exact).facts["tf32"] == "not in force"
+
+
+def test_a_coarse_kernel_is_a_property_with_its_ratio_its_phase_and_the_evidence():
+    good, coarse = probe.Error(2.0e-4, 2.0e-4), probe.Error(9.0e-4, 2.0e-4)
+    (found,) = probe.describe("float16", False, coarse, good).properties
+    assert (found.name, found.ratio, found.phase) == ("float16 accumulation", pytest.approx(4.5), "prefill")
+    assert found.evidence == (
+        "a product of 16 rows has rel_l2 9.0e-04, ideal 2.0e-04; of one row 2.0e-04, ideal 2.0e-04"
+    )
+    assert probe.describe("float16", False, coarse, coarse).properties[0].phase == "both"
+    assert probe.describe("float16", False, good, good).properties == ()
+    kernels = probe.describe("float16", False, coarse, good)
+    assert [kernel.phase for kernel in kernels.for_rows(1)] == ["prefill"]
+    assert [kernel.phase for kernel in kernels.for_rows(3)] == ["both"]
+    (tf32,) = probe.describe("float32", False, probe.Error(3e-4, 1.5e-7), probe.Error(1.5e-7, 1.5e-7)).properties
+    assert (tf32.name, tf32.ratio) == ("TF32", pytest.approx(2000))
 
 
 def test_the_least_error_of_a_probe_is_that_of_rounding():

@@ -29,7 +29,7 @@ from ditto_core.backends.tensorrt.state import TIMING, read_state, state_file, u
 from ditto_core.errors import BuildError
 from ditto_core.sites import Tap
 from ditto_core.spec import ShapeProfile
-from ditto_core.units import format_size, parse_size
+from ditto_core.units import parse_size
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ def build_engine(**data: Any) -> dict[str, Any]:
             **describe_gpu(),
             **{name: round(seconds, 3) for name, seconds in timings.items()},
             "network": network.graph_size(),
+            "partial": order.options.taps == "unfused",
+            "inner": network.inner(),
             "layers": len(layers),
             "layers_from": source,
             "engine_size": len(engine),
@@ -258,9 +260,3 @@ def timed(timings: dict[str, float], name: str) -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)  # TensorRT deprecates by warning, release by release
         yield
     timings[name] = time.perf_counter() - start
-
-
-def summary(manifest: EngineManifest) -> str:
-    """Return one line about a built engine."""
-    size, layers = manifest.facts["engine_size"], manifest.facts["layers"]
-    return f"{manifest.library} {manifest.version}: {layers} layers, {len(manifest.taps)} taps, {format_size(size)}"

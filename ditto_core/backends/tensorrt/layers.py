@@ -113,9 +113,13 @@ def named_tensors(layers: Sequence[Layer], graph: Graph) -> dict[str, str]:
     """Map the engine's own tensor names to ONNX values, where the inspector's record leaves one possibility.
 
     A tensor that kept its name is itself (the compiler appends ``.1_myl1``). Else its layer must have one output, the
-    ONNX nodes fused into it one value that others use, and no other tensor may claim that value.
+    ONNX nodes fused into it one value that others use, and no other tensor may claim that value. A value whose user is
+    in no layer's record is left unnamed: the compiler has folded that user (a residual addition) into some layer
+    without saying so, and the tensor may be its result.
     """
     kept, guessed = {}, {}
+    recorded = {name for layer in layers for name in layer.nodes}
+    users = {value: node.name for node in graph.nodes.values() if node.name not in recorded for value in node.inputs}
     for layer in layers:
         for tensor in layer.outputs:
             value = next((v for v in (tensor.name, _SUFFIX.sub("", tensor.name)) if v in graph.producers), None)
@@ -124,7 +128,7 @@ def named_tensors(layers: Sequence[Layer], graph: Graph) -> dict[str, str]:
         frontier = graph.frontier(layer.nodes)
         if len(layer.outputs) != 1 or len(frontier) != 1 or layer.outputs[0].name in kept:
             continue
-        if same_elements(layer.outputs[0].shape, graph.shapes.get(frontier[0], ())):
+        if frontier[0] not in users and same_elements(layer.outputs[0].shape, graph.shapes.get(frontier[0], ())):
             guessed[layer.outputs[0].name] = frontier[0]
     claims = Counter([*guessed.values(), *set(kept.values())])
     return kept | {name: value for name, value in guessed.items() if claims[value] == 1}

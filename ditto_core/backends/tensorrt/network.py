@@ -86,6 +86,12 @@ class Network:
         if not self.definition.mark_unfused_tensors_as_debug_tensors():
             raise BuildError(f"{self.library.label} cannot mark unfused tensors: {self.messages.last()}")
 
+    def inner(self) -> int:
+        """Return the longest inner dimension of the matrix products, 0 where there is none of fixed size."""
+        kind = self.library.module.LayerType.MATRIX_MULTIPLY
+        products = (layer for layer in self.layers() if layer.type == kind)
+        return max((layer.get_input(0).shape[-1] for layer in products if len(layer.get_input(0).shape)), default=0)
+
     def readable(self, taps: Iterable[Tap]) -> str:
         """Return the network as Python-like text: one call a tensor, its layer and origin in the comment above."""
         sites = {tap.value: tap.site for tap in taps}

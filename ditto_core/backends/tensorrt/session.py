@@ -16,7 +16,7 @@ from ditto_core.backends.tensorrt.library import Library, Messages, load_library
 from ditto_core.backends.tensorrt.listener import UnfusedTensors
 from ditto_core.backends.tensorrt.manifest import EngineManifest
 from ditto_core.backends.tensorrt.options import Options
-from ditto_core.backends.tensorrt.probe import measure_kernels
+from ditto_core.backends.tensorrt.probe import Kernels, measure_kernels
 from ditto_core.backends.tensorrt.runtime import Loaded, load_engine
 from ditto_core.errors import BackendError, RunError, UsageError
 from ditto_core.sites import Tap
@@ -53,23 +53,33 @@ class TensorRTSession:
         streams: Streams,
         unfused: UnfusedTensors | None = None,
         facts: Mapping[str, str] | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         self.manifest = manifest
         self._spec, self._taps = spec, taps
         self._loaded, self._binder, self._messages = loaded, binder, messages
         self._streams, self._unfused = streams, unfused
-        self._facts = dict(facts or {})
+        self._facts, self._kernels = dict(facts or {}), kernels or Kernels({})
         self._profiles = manifest.shape_profiles
         self._past: dict[str, torch.Tensor] = {}
         self._sizes: dict[str, int] = {}
-        self._steps = 0
+        self._steps, self._rows = 0, 1
 
     @property
     def info(self) -> SessionInfo:
         """What this session is. ``facts`` hold versions, GPU, and what the matrix kernels were measured to do."""
-        facts = dict(self._facts) | ({"unfused": self._unfused.summary} if self._unfused else {})
-        device, model = str(self._binder.device), self._spec.model.label
-        return SessionInfo(f"tensorrt {self._spec.dtype}", "tensorrt", self._spec.dtype, device, model, facts)
+        facts = {**self._facts, **self._kernels.facts}
+        if self._unfused:
+            facts["unfused"] = self._unfused.summary
+        return SessionInfo(
+            label=f"tensorrt {self._spec.dtype}",
+            backend="tensorrt",
+            dtype=self._spec.dtype,
+            device=str(self._binder.device),
+            model=self._spec.model.label,
+            facts=facts,
+            kernels=self._kernels.for_rows(self._rows),
+        )
 
     @property
     def taps(self) -> tuple[Tap, ...]:
@@ -78,7 +88,8 @@ class TensorRTSession:
 
     def start(self, batch: int) -> None:
         """Give every layer an empty past of shape [batch, kv_head, 0, head_dim]."""
-        self._steps, sizes = 0, {"batch": batch, "past": 0}
+        self._steps, self._rows = 0, batch
+        sizes = {"batch": batch, "past": 0}
         for tensor in self.manifest.inputs:
             if tensor.name.startswith(PAST):
                 shape = [sizes[d] if isinstance(d, str) else d for d in tensor.shape]
@@ -194,6 +205,7 @@ def open_session(spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Te
         streams=CudaStreams(device),
         unfused=unfused,
         facts=describe(library, manifest, options, device),
+        kernels=kernels_of(manifest, options, device) if options.probe else None,
     )
 
 
@@ -225,7 +237,7 @@ def require_version(library: Library, manifest: EngineManifest) -> None:
 
 def describe(library: Library, manifest: EngineManifest, options: Options, device: torch.device) -> dict[str, str]:
     """Return what a report says of a session."""
-    facts = {
+    return {
         library.label: library.version,
         "gpu": torch.cuda.get_device_name(device),
         "driver": driver_version(),
@@ -233,7 +245,11 @@ def describe(library: Library, manifest: EngineManifest, options: Options, devic
         "taps": options.taps,
         "built_on": str(manifest.facts.get("gpu", "")),
     }
-    return facts | dict(measure_kernels(manifest.dtype, options.tf32, device.index) if options.probe else {})
+
+
+def kernels_of(manifest: EngineManifest, options: Options, device: torch.device) -> Kernels:
+    """Measure the kernels that an engine of this dtype and inner dimension uses on this GPU."""
+    return measure_kernels(manifest.dtype, options.tf32, device.index, int(manifest.facts.get("inner", 0)))
 
 
 def dimensions(manifest: EngineManifest, feed: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -1,0 +1,139 @@
+"""The structured result: what makes it fail, what is first and worst, what heals, and its JSON form."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from ditto_core.compare.comparison import Comparison, ObserverEffect, TokenResult, enclosing
+from ditto_core.compare.metrics import measure
+from ditto_core.compare.tokens import measure_logits
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.errors import TraceError
+from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
+
+DOWN, BLOCK, ROPE = "model.layers.0.mlp.down_proj", "model.layers.0", "model.layers.0.self_attn:q_rope"
+
+
+def test_a_clean_comparison_holds():
+    run = compared({(0, DOWN): 3.9e-3})
+    assert run
+    assert run.first_bad is None
+    assert (run.steps, len(run), run.sites) == (2, 12, SITES)
+    run.assert_close()
+
+
+def test_nothing_compared_or_something_missing_does_not_hold():
+    assert not Comparison(ENGINE, REFERENCE, ())
+    assert not compared({}, missing={"x": "refused"})
+
+
+def test_the_first_bad_site_is_the_earliest_step_then_the_first_computed():
+    run = compared({(1, BLOCK): 1.0, (0, "lm_head"): 0.1, (0, BLOCK): 0.5})
+    assert [(r.step, r.site) for r in run.failures] == [(0, BLOCK), (0, "lm_head"), (1, BLOCK)]
+    assert (run.first_bad.step, run.first_bad.site) == (0, BLOCK)
+    with pytest.raises(AssertionError, match=f"engine diverges at {BLOCK}, step 0: rel_l2 5.0e-01 > 4.0e-03"):
+        run.assert_close()
+
+
+def test_iteration_is_worst_margin_first():
+    run = compared({(0, "lm_head"): 0.1, (1, BLOCK): 0.5})
+    assert [(r.site, r.step) for r in run][:2] == [(BLOCK, 1), ("lm_head", 0)]
+    assert run.worst.verdict.margin == pytest.approx(0.5 / 4e-3)
+
+
+def test_an_error_that_is_gone_at_the_end_of_an_enclosing_module_has_healed():
+    run = compared({(0, ROPE): 1.0, (1, ROPE): 1.0, (1, BLOCK): 1.0, (1, "model.layers.0.self_attn"): 1.0})
+    assert [(r.step, r.site) for r in run.healed] == [(0, ROPE)]
+    assert run.first_bad.step == 1
+    assert run.first_bad.site == ROPE
+
+
+def test_an_error_does_not_heal_by_what_was_computed_before_it():
+    assert compared({(0, BLOCK): 1.0}).first_bad.site == BLOCK
+    assert not compared({(0, "lm_head"): 1.0})
+
+
+def test_enclosing_modules_go_from_the_inside_out():
+    assert list(enclosing("a.b.c:port")) == ["a.b.c", "a.b", "a"]
+    assert list(enclosing("a.b")) == ["a"]
+    assert list(enclosing("a")) == []
+
+
+def test_filter_and_judged_keep_the_measurements():
+    run = compared({(0, DOWN): 5e-3, (1, "lm_head"): 1.0})
+    assert run.filter("model.**")
+    assert run.filter("lm_head", step=0)
+    assert {r.site for r in run.filter("lm_head")} == {"lm_head"}
+    strict = run.judged(Tolerance(factor=1.0))
+    assert strict.first_bad.verdict.bound == pytest.approx(1e-3)
+    assert run.judged(Tolerance(factor=1000.0))
+    assert [r.metrics for r in strict.results] == [r.metrics for r in run.results]
+
+
+def test_rows_are_flat_and_in_the_order_of_computation():
+    rows = compared({(1, DOWN): 1.0}).rows()
+    assert [(row["step"], row["site"]) for row in rows] == [(step, site) for step in (0, 1) for site in SITES]
+    assert (rows[9]["status"], rows[9]["healed"]) == ("diverged", True)
+    assert all(isinstance(v, int | float | str | bool | None) for row in rows for v in row.values())
+
+
+def test_token_flips_leave_near_ties_out():
+    token = TokenResult("p", engine=(1, 2, 3, 4), reference=(1, 9, 3, 8), near_ties=(3,))
+    assert token.differences == (1, 3)
+    assert token.flips == (1,)
+    run = compared({}, tokens=(token,))
+    with pytest.raises(AssertionError, match="another token at step 1, row 0: 2, expected 9"):
+        run.assert_same_tokens()
+    compared({}, tokens=(TokenResult("p", (1, 2), (1, 3), near_ties=(1,)),)).assert_same_tokens()
+
+
+def test_json_goes_both_ways_with_nan_and_infinity(tmp_path):
+    logits = measure_logits(torch.tensor([[1.0, math.nan]]), torch.tensor([[1.0, 2.0]]), dtype="float16")
+    run = compared(
+        {(0, DOWN): math.inf, (1, "lm_head"): math.nan},
+        tokens=(TokenResult("p", (1,), (2,), "a", "b", (0,)),),
+        logits=(logits,),
+        observer=ObserverEffect(1e-3, 1, "logits"),
+        missing={"x": "refused"},
+        notes=("note",),
+        dump="somewhere",
+    )
+    run.save(tmp_path / "run.json")
+    text = (tmp_path / "run.json").read_text()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    back = Comparison.load(tmp_path / "run.json")
+    assert back.to_json() == run.to_json()
+    assert back.first_bad.metrics.nan_actual == run.first_bad.metrics.nan_actual
+    assert back.tokens == run.tokens
+    assert back.observer.changed
+
+
+def test_another_schema_version_is_refused():
+    data = compared({}).to_json() | {"schema_version": 99}
+    with pytest.raises(TraceError, match="comparison has schema version 99, this version reads 1"):
+        Comparison.from_json(data)
+
+
+def test_its_repr_is_one_line_with_the_verdict():
+    assert "\n" not in repr(compared({}))
+    text = repr(compared({(0, "lm_head"): 1.0}))
+    assert text.startswith(
+        "<Comparison: onnxruntime float16 against eager float32, 2 steps, 6 sites: engine diverges at lm"
+    )
+
+
+def test_a_quantized_engine_fails_by_its_logits_alone():
+    info = type(ENGINE)("e", "onnxruntime", "int8")
+    agreeing = measure_logits(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]]), dtype="float32")
+    parting = measure_logits(torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, 2.0]]), dtype="float32")
+    fine = Comparison(info, REFERENCE, compared({}).results, logits=(agreeing,))
+    assert fine
+    bad = Comparison(info, REFERENCE, compared({}).results, logits=(agreeing, parting))
+    with pytest.raises(AssertionError, match="engine diverges at the logits, step 1: kl_mean"):
+        bad.assert_close()
+
+
+def test_measured_errors_are_what_the_fixtures_say():
+    assert measure(torch.full((2,), 1.5), torch.ones(2)).rel_l2 == pytest.approx(0.5)

@@ -1,0 +1,103 @@
+"""How a single error is judged. Bounds are worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from ditto_core.compare.metrics import measure
+from ditto_core.compare.tolerance import (
+    DIVERGED,
+    EXPLAINED,
+    FACTOR,
+    WITHIN,
+    Rule,
+    Tolerance,
+    Verdict,
+    decide,
+    parse_rule,
+)
+from ditto_core.errors import UsageError
+
+OFF_BY_A_TENTH = measure(torch.tensor([1.1, 1.1], dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+
+
+def judged(tolerance: Tolerance, floor: float | None = None, sites=("a.b",), step=0, dtype="float32") -> Verdict:
+    return tolerance.judge(sites, step, OFF_BY_A_TENTH, dtype, floor)
+
+
+def test_the_floor_decides_and_the_verdict_says_so():
+    assert str(judged(Tolerance(factor=3), floor=0.05)) == "rel_l2 1.0e-01 <= 1.5e-01 (3 x noise floor 5.0e-02)"
+    assert str(judged(Tolerance(factor=3), floor=0.03)) == "rel_l2 1.0e-01 > 9.0e-02 (3 x noise floor 3.0e-02)"
+
+
+@pytest.mark.parametrize(("dtype", "epsilon"), [("float16", 2**-10), ("bfloat16", 2**-7), ("float32", 2**-23)])
+def test_a_floor_is_never_taken_below_half_an_epsilon(dtype, epsilon):
+    verdict = judged(Tolerance(factor=1), floor=0.0, dtype=dtype)
+    assert verdict.bound == epsilon / 2
+
+
+def test_without_a_floor_the_table_decides():
+    verdict = judged(Tolerance(factor=100), dtype="float16")
+    assert (verdict.status, verdict.bound) == (DIVERGED, 1e-2)
+    assert verdict.rule == "table for float16, no floor measured"
+
+
+def test_a_rule_applies_by_any_of_a_sites_names_and_at_its_step_only():
+    tolerance = Tolerance(rules=(Rule("model.*", 1.0, step=1),))
+    assert judged(tolerance, sites=("a", "model.norm"), step=1).status == WITHIN
+    assert judged(tolerance, sites=("a", "model.norm"), step=0).status == DIVERGED
+    assert judged(tolerance, sites=("a", "model.norm.x"), step=1).status == DIVERGED
+
+
+def test_a_rule_may_bound_another_metric():
+    verdict = judged(Tolerance(rules=(Rule("**", 0.05, metric="max_abs"),)))
+    assert (verdict.metric, verdict.status) == ("max_abs", DIVERGED)
+    assert verdict.value == pytest.approx(0.1)
+
+
+def test_a_reason_explains_only_what_it_allows():
+    assert judged(Tolerance(rules=(Rule("**", 0.2, reason="known"),))).status == EXPLAINED
+    assert judged(Tolerance(rules=(Rule("**", 0.02, reason="known"),))).status == DIVERGED
+
+
+def test_nan_never_passes():
+    assert decide("rel_l2", math.nan, math.inf, "").status == DIVERGED
+
+
+def test_the_margin_is_value_over_bound():
+    assert Verdict(WITHIN, "rel_l2", 2.0, 8.0, "").margin == 0.25
+    assert Verdict(DIVERGED, "rel_l2", 1e-9, 0.0, "").margin == math.inf
+    assert Verdict(WITHIN, "rel_l2", 0.0, 0.0, "").margin == 0.0
+
+
+def test_a_tolerance_is_made_of_a_number_a_table_or_nothing():
+    assert Tolerance.of(None) == Tolerance(FACTOR)
+    assert Tolerance.of(3) == Tolerance(3.0)
+    table = {"factor": 2, "a.*": 0.1, "b": {"bound": 8, "metric": "max_ulp", "step": 0, "reason": "r"}}
+    made = Tolerance.of(table)
+    assert made == Tolerance(2.0, (Rule("a.*", 0.1), Rule("b", 8, "max_ulp", 0, "r")))
+    assert Tolerance.of(made) is made
+    assert Tolerance.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize("factor", [0, -1, math.nan, math.inf, True])
+def test_a_factor_is_a_positive_number(factor):
+    with pytest.raises(UsageError, match="expected a positive number"):
+        Tolerance.of({"factor": factor})
+
+
+@pytest.mark.parametrize(
+    "value", [True, "1e-3", {"metric": "rel_l2"}, {"bound": "1"}, {"bound": -1}, {"bound": math.nan}]
+)
+def test_a_rule_needs_a_bound(value):
+    with pytest.raises(UsageError, match="tolerance for 'a'"):
+        parse_rule("a", value)
+
+
+def test_inner_rules_come_last_and_so_decide():
+    outer, inner = Tolerance.of({"factor": 9, "**": 1.0}), Tolerance.of({"a.b": 1e-3})
+    merged = inner.over(outer)
+    assert merged.factor == 9
+    assert judged(merged).status == DIVERGED
+    assert judged(merged, sites=("other",)).status == WITHIN

@@ -32,7 +32,9 @@ class Recorder:
     """Forward hooks on every module below ``root``; each tensor is handed to ``on_tensor`` as soon as it exists.
 
     Sites: the first output tensor of a module is the default port, others are ``:out.<key>``; the first input is
-    ``:in``, others ``:in.<name>``. The second call of a module in one step is ``path@1``. ``root`` itself has no site.
+    ``:in``, others ``:in.<name>``. The second call of a module in one step is ``path@1``; a
+    call with a text argument is ``path@text`` (Gemma's rotary embedding: ``@sliding_attention``). ``root`` itself has
+    no site.
     """
 
     def __init__(self, root: nn.Module, on_tensor: OnTensor) -> None:
@@ -65,11 +67,9 @@ class Recorder:
         parameters = list(inspect.signature(module.forward).parameters)
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            call = self._calls[path]
-            self._calls[path] += 1
-            site = f"{path}@{call}" if call else path
-            self._stack.append((site, module))
             named = dict(zip(parameters, args, strict=False)) | kwargs
+            site = self._site(path, named)
+            self._stack.append((site, module))
             changed = self._visit(named, site, f"{site}:in", "in", module)
             if changed is named:
                 return None
@@ -85,6 +85,14 @@ class Recorder:
             module.register_forward_pre_hook(before, with_kwargs=True),
             module.register_forward_hook(after),
         ]
+
+    def _site(self, path: str, named: Mapping[str, Any]) -> str:
+        """Name a call. The order of calls is no name where the code walks a set: a text argument tells them apart."""
+        word = next((value for value in named.values() if isinstance(value, str)), "")
+        name = f"{path}@{word}" if word else path
+        call = self._calls[name]
+        self._calls[name] += 1
+        return f"{name}@{call}" if call else name
 
     def _visit(self, value: Any, site: str, first: str, direction: str, module: nn.Module) -> Any:
         """Hand over the tensors of a module's inputs or outputs; return them with replacements, if there were any."""

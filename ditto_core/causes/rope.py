@@ -25,7 +25,14 @@ def rope(evidence: Evidence) -> Cause | None:
 
 def is_table(evidence: Evidence) -> bool:
     """Tell whether the site is the cosine or sine output of a rotary embedding module."""
-    return hasattr(evidence.module, "inv_freq") and evidence.port in ("", "out.1") and evidence.actual.ndim == 3
+    return hasattr(evidence.module, own_name(evidence)) and evidence.port in ("", "out.1") and evidence.actual.ndim == 3
+
+
+def own_name(evidence: Evidence) -> str:
+    """Return the name of the module's frequencies; where there are several, the call's text chooses."""
+    word = evidence.site.partition(":")[0].partition("@")[2]
+    name = f"{word}_inv_freq"
+    return name if hasattr(evidence.module, name) else "inv_freq"
 
 
 def tables(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -133,8 +140,7 @@ def fit_base(frequency: torch.Tensor, exponents: torch.Tensor) -> float | None:
 def shifted(evidence: Evidence) -> Cause | None:
     """The right table at other positions."""
     found, positions = tables(evidence), evidence.inputs.get("position_ids")
-    inverse = getattr(evidence.module, "inv_freq", None)
-    if found is None or positions is None or not isinstance(inverse, torch.Tensor):
+    if found is None or positions is None or parameter(evidence.module, own_name(evidence)) is None:
         return None
     mask = evidence.inputs["attention_mask"]
     plain = torch.arange(evidence.past_length, mask.shape[1]).expand_as(positions)[:, -positions.shape[1] :]
@@ -151,7 +157,7 @@ def shifted(evidence: Evidence) -> Cause | None:
 
 def table(evidence: Evidence, positions: torch.Tensor) -> torch.Tensor:
     """Return the model's cosine or sine table at other positions."""
-    inverse = parameter(evidence.module, "inv_freq")
+    inverse = parameter(evidence.module, own_name(evidence))
     assert inverse is not None
     angles = positions.double()[..., None] * inverse
     both = torch.cat([angles, angles], -1)

@@ -14,6 +14,10 @@ LAYER = "model.layers.1"
 ATTENTION = f"{LAYER}.self_attn"
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], [20, 21, 22, 23, 24, 25, 26]]
 ALONE = PROMPTS[0]
+SINE = ("model.rotary_emb:out.1",)
+LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+LINEAR = (*LINEAR, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn:probs", "self_attn:context")
+PRODUCTS = ("lm_head", *(f"model.layers.{i}.{name}" for i in range(2) for name in LINEAR))
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,13 @@ CASES = [
     Case(
         "bias", weights.without_bias("transformer.h.1.mlp.c_fc"), "transformer.h.1.mlp.c_fc", "bias missing", "biased"
     ),
-    Case("rope factor", graph.rope_frequencies(lambda f: f / 8), "model.rotary_emb", "RoPE scaling factor"),
+    Case("rope factor", graph.rope_frequencies(lambda f: f / 8), "model.rotary_emb", "RoPE scaling factor", also=SINE),
     Case(
         "rope base",
         graph.rope_frequencies(lambda f: 500000.0 ** -(graph.np.arange(len(f.ravel())) / len(f.ravel()))),
         "model.rotary_emb",
         "RoPE base",
+        also=SINE,
     ),
     Case(
         "rope scaling",
@@ -76,10 +81,11 @@ CASES = [
         "model.rotary_emb",
         "RoPE scaling ignored",
         "llama31",
+        also=SINE,
     ),
     Case("rope missing", graph.rope_missing(f"{ATTENTION}:q_rope"), f"{ATTENTION}:q_rope", "RoPE missing"),
     Case("rope sign", graph.rope_backwards(f"{ATTENTION}:q_rope"), f"{ATTENTION}:q_rope", "RoPE direction"),
-    Case("padding in rope", graph.positions_from_zero(""), "model.rotary_emb", "padding positions", prompts=PROMPTS),
+    Case("padding in rope", graph.positions_from_zero(""), "model.rotary_emb", "padding positions", prompts=PROMPTS, also=SINE),
     Case(
         "padding in wpe",
         graph.positions_from_zero(""),
@@ -173,7 +179,7 @@ CASES = [
     Case("residual", graph.residual_missing(LAYER, 1), LAYER, "residual missing"),
     Case("clip", graph.clipped(f"{LAYER}.mlp.down_proj:in", -0.5, 0.5), f"{LAYER}.mlp.down_proj:in", "saturation"),
     Case("cast", graph.through(f"{LAYER}.mlp.act_fn"), f"{LAYER}.mlp.act_fn", "narrow cast"),
-    Case("tf32", graph.tf32, "model.layers.0.self_attn.q_proj", "TF32"),
+    Case("tf32", graph.tf32, "model.layers.0.self_attn.q_proj", "TF32", also=PRODUCTS),
     Case(
         "half sums",
         graph.half_accumulation("model.layers.0.mlp.down_proj"),

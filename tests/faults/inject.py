@@ -110,7 +110,7 @@ class Edit:
     def weighted(self, value):
         """Return the node with a weight that computes ``value``, up to reshapes and casts after it."""
         node = self.node(value)
-        while not any(
+        while node.op_type == "Add" or not any(
             self.is_constant(n) and self.array(n).dtype.kind == "f" and self.array(n).size > 1 for n in node.input
         ):
             node = self.node(node.input[0])

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from ditto_core.cache import Cache
 from ditto_core.localize import EVERYTHING
-from ditto_core.pair import Pair, PairOptions
+from ditto_core.options import PairOptions
+from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from ditto_core.workspace import Workspace
 from tests.faults import FaultyWorkspace, graph, weights

@@ -61,9 +61,7 @@ def observed(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
     return forward
 
 
-def other_context(
-    context: torch.Tensor, probs: torch.Tensor, seen: torch.Tensor, value: torch.Tensor
-) -> torch.Tensor:
+def other_context(context: torch.Tensor, probs: torch.Tensor, seen: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Return the context that other probabilities give; the very context where it is no plain product with the values.
 
     ``probs`` and ``seen`` are [batch, head, length, total], ``value`` [batch, kv_head, total, head_dim].

@@ -170,7 +170,7 @@ class Pair:
 
         ``options`` must ask for the same sessions (:meth:`PairOptions.same_sessions`).
         """
-        heir = Pair(self._workspace, self.spec, options)
+        heir = Pair(self.workspace, self.spec, options, self._built)
         for name in ("engine_files", *SESSIONS):
             if name in self.__dict__:
                 heir.__dict__[name] = self.__dict__.pop(name)

@@ -56,7 +56,8 @@ def command(
 def localize_engine(workspace: Workspace, directory: Path, prompts: list[str | list[int]], steps: int) -> Comparison:
     """Localize with the very engine in a directory, at the sites that it shows."""
     from ditto_core.engine import Engine
-    from ditto_core.pair import Pair, PairOptions
+    from ditto_core.options import PairOptions
+    from ditto_core.pair import Pair
 
     engine = Engine.load(directory)
     pair = Pair(workspace, engine.spec, PairOptions(observer=False), engine=engine)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ditto_core.export import source_line
+from ditto_core.sites import source_line
 
 RESHAPING = ("Reshape", "Expand", "Unsqueeze", "Squeeze", "Slice", "Split", "Tile", "Transpose")
 METADATA = "pkg.torch.onnx."

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from ditto_core.localize import EVERYTHING
-from ditto_core.pair import Pair, PairOptions
+from ditto_core.options import PairOptions
+from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace, graph, weights
 from tests.models import DECODERS, MORE
@@ -85,7 +86,14 @@ CASES = [
     ),
     Case("rope missing", graph.rope_missing(f"{ATTENTION}:q_rope"), f"{ATTENTION}:q_rope", "RoPE missing"),
     Case("rope sign", graph.rope_backwards(f"{ATTENTION}:q_rope"), f"{ATTENTION}:q_rope", "RoPE direction"),
-    Case("padding in rope", graph.positions_from_zero(""), "model.rotary_emb", "padding positions", prompts=PROMPTS, also=SINE),
+    Case(
+        "padding in rope",
+        graph.positions_from_zero(""),
+        "model.rotary_emb",
+        "padding positions",
+        prompts=PROMPTS,
+        also=SINE,
+    ),
     Case(
         "padding in wpe",
         graph.positions_from_zero(""),

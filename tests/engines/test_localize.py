@@ -12,7 +12,8 @@ from ditto_core.causes.runs import batch_rounding, build_spread
 from ditto_core.localize import EVERYTHING, Localization
 from ditto_core.localize.text import cause_line, localization_text
 from ditto_core.models import tiny_decoder
-from ditto_core.pair import Pair, PairOptions
+from ditto_core.options import PairOptions
+from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace, graph, weights
 from tests.models import DECODERS, bert, conv_net, gemma3, llama

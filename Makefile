@@ -14,7 +14,8 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: demo test lint clean
 
 demo: $(VENV)/stamp
-	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all
+	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
+		--ditto-report=html:$(DEMO)/report.html
 
 test: $(VENV)/stamp
 	$(BIN)/python -m pytest

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent
 @pytest.fixture
 def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Run this checkout in child processes too, and leave the user's settings and cache alone."""
-    for variable in [name for name in os.environ if name.startswith("DITTO_")] + ["DEBUG_ARTIFACTS_DIR", "CI"]:
+    ours = [name for name in os.environ if name.startswith("DITTO_")]
+    for variable in (*ours, "DEBUG_ARTIFACTS_DIR", "CI", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")  # it imports all of hypothesis at each run's end
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -104,18 +104,26 @@ def medians(times: list[tuple[float, float]]) -> tuple[float, float]:
     return wall, busy
 
 
-def peak() -> float:
-    """Return the peak memory of this process in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def extra_memory(call: Callable[[], object]) -> float:
+    """Return by how many MB a call raises this process's resident memory at its peak (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    call()
+    return status("VmHWM") - before
+
+
+def status(name: str) -> float:
+    """Return one of the memory figures of this process, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name + ":"))
 
 
 def cell(method: str, megabytes: int, dtype: str) -> dict[str, float]:
     """Measure one method on one size: the first call for memory, then the median of the calls that fit the budget."""
     sides = pair(megabytes, getattr(torch, dtype))
-    METHODS[method](*(side[: 1 << 21] for side in sides))
-    before = peak()
-    times = [seconds(lambda: METHODS[method](*sides))]
-    extra = peak() - before
+    METHODS[method](*(side[:4096] for side in sides))
+    times: list[tuple[float, float]] = []
+    extra = extra_memory(lambda: times.append(seconds(lambda: METHODS[method](*sides))))
     copies = [memcpy(sides[1])]
     while times[0][0] < BUDGET / 3 and len(times) < 8 and sum(wall for wall, _ in times) < BUDGET:
         times.append(seconds(lambda: METHODS[method](*sides)))

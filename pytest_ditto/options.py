@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ditto_core.errors import nearest
 
 GROUP = "ditto-engine"
 FAILED, ALL = "failed", "all"
+REPORTS = ("html", "json", "markdown")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -31,6 +33,7 @@ class Options:
     require_backends: bool = False
     observer: bool = True
     tolerance_factor: float | None = None
+    reports: tuple[tuple[str, Path], ...] = ()
 
 
 OPTIONS = pytest.StashKey[Options]()
@@ -41,7 +44,8 @@ class Setting:
     """One choice: its field in :class:`Options`, its spellings, and how its text becomes a value.
 
     ``read`` takes the text and the folder that relative paths start from, and raises ``ValueError`` with what it
-    expected. A ``switch`` takes no value on the command line, where giving it means ``on_value``.
+    expected. A ``switch`` takes no value on the command line, where giving it means ``on_value``. A ``repeatable`` one
+    is read as lines.
     """
 
     name: str
@@ -52,6 +56,7 @@ class Setting:
     switch: bool = False
     on_value: str = "true"
     flag_name: str = ""
+    repeatable: bool = False
 
     @property
     def flag(self) -> str:
@@ -121,6 +126,27 @@ def read_backend(text: str, _: Path) -> str:
     return text
 
 
+def read_reports(text: str, base: Path) -> tuple[tuple[str, Path], ...]:
+    """Return kind and file of each report, from lines ``kind:path``."""
+    return tuple(read_report(line.strip(), base) for line in text.splitlines() if line.strip())
+
+
+def read_report(text: str, base: Path) -> tuple[str, Path]:
+    """Return kind and file of one report; what it needs must be installed."""
+    kind, colon, path = text.partition(":")
+    if kind not in REPORTS or not path:
+        hint = nearest(kind, REPORTS) if colon else ""
+        raise ValueError(f"KIND:PATH, the kind one of {', '.join(REPORTS)}{hint}")
+    for module in ("jinja2", "plotly") if kind == "html" else ():
+        if find_spec(module) is None:
+            raise ValueError(f"{module} to be installed: pip install 'pytest-ditto-engine[report]'")
+    file = base / Path(path).expanduser()
+    if file.is_dir():
+        raise ValueError(f"a file: {file} is a folder")
+    read_folder(".", file.parent)
+    return kind, file
+
+
 def read_switch(text: str, _: Path) -> bool:
     """Return the truth of a word."""
     if text.lower() not in TRUE + FALSE:
@@ -187,6 +213,15 @@ SETTINGS = (
         "F",
         "DITTO_TOLERANCE_FACTOR",
     ),
+    Setting(
+        "reports",
+        read_reports,
+        "Write all comparisons of this run to PATH, as html, json or markdown; repeatable",
+        "KIND:PATH",
+        "DITTO_REPORT",
+        flag_name="report",
+        repeatable=True,
+    ),
 )
 
 
@@ -197,6 +232,8 @@ def add_options(parser: pytest.Parser) -> None:
         how: dict[str, Any] = {"metavar": setting.metavar}
         if setting.switch:
             how = {"action": "store_const", "const": setting.on_value}
+        if setting.repeatable:
+            how["action"] = "append"
         group.addoption(setting.flag, dest=setting.dest, default=None, help=setting.full_help, **how)
         parser.addini(setting.ini, f"Same as {setting.flag}", default=None)
 
@@ -225,7 +262,7 @@ def find(config: pytest.Config, setting: Setting) -> tuple[str, str, Path] | Non
     here = config.invocation_params.dir
     given = getattr(config.option, setting.dest, None)
     if given is not None:
-        return str(given), setting.flag, here
+        return "\n".join(given) if setting.repeatable else str(given), setting.flag, here
     if os.environ.get(setting.variable):
         return os.environ[setting.variable], f"environment variable {setting.variable}", here
     written = config.getini(setting.ini)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
-from pytest_ditto import bench, marker, options, reporting
+from pytest_ditto import bench, marker, options, reporting, reports
 from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
 
 __all__ = ["_ditto_engine_variant", "ditto", "ditto_engine", "ditto_reference", "ditto_workspace"]
@@ -22,12 +23,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marker.SIGNATURE)
     config.stash[options.OPTIONS] = options.read_options(config)
     config.stash[bench.NOTES] = []
+    reports.prepare(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(reporting.Tally(), "ditto-engine-tally")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist where comparisons are gathered."""
+    reports.tell_worker(node)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Release the engines."""
+    """Release the engines, and what was gathered for reports."""
+    reports.discard(config)
     if bench.BENCH in config.stash:
         config.stash[bench.BENCH].close()
 

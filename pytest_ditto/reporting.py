@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ditto_core.errors import CacheError, DittoError, TraceError, UsageError
+from pytest_ditto import reports
 from pytest_ditto.bench import NOTES
 from pytest_ditto.fixtures import PAIR, UNAVAILABLE
 from pytest_ditto.options import ALL, OPTIONS
@@ -106,6 +107,7 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
     if runs and report.failed:
         add_tables(report, runs)
     settle_dumps(item, report, runs)
+    facts["files"] = reports.spool(item.config, runs)
     if any(facts.values()):
         setattr(report, ATTRIBUTE, facts)
 
@@ -154,6 +156,8 @@ class Tally:
         self.notes: list[str] = []
         self.unavailable: Counter[str] = Counter()
         self.bad_inputs = 0
+        self.files: list[tuple[str, str]] = []
+        self.failed: list[pytest.TestReport] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one report in."""
@@ -161,6 +165,9 @@ class Tally:
         self.runs += [(run, report.nodeid, report.outcome) for run in facts.get("runs", ())]
         self.notes += facts.get("notes", ())
         self.bad_inputs += bool(facts.get("bad_input"))
+        self.files += reports.named(report.nodeid, facts.get("files", ()))
+        if report.failed and facts:
+            self.failed.append(report)
         if "unavailable" in facts:
             self.unavailable[facts["unavailable"]] += 1
 
@@ -175,7 +182,7 @@ class Tally:
         lines = [*self.lines()]
         if len(lines) > 1:
             terminalreporter.write_sep("=", "ditto-engine")
-        for line in lines:
+        for line in (*lines, *reports.publish(terminalreporter.config, self.files, self.failed)):
             terminalreporter.write_line(line)
 
     def lines(self) -> list[str]:

@@ -12,8 +12,8 @@ from ditto_core.errors import DittoError
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("build", "run", "compare", "localize", "doctor", "inspect")
-GROUPS = ("cache",)
+COMMANDS = ("build", "run", "compare", "localize", "report", "doctor", "inspect")
+GROUPS = ("cache", "debug")
 
 
 def application() -> typer.Typer:

@@ -267,8 +267,11 @@ class Accumulator:
         self.max_rel = max(self.max_rel, largest)
         # |d| / 2^floor(log2 |b|) is below 2 |d / b|: few elements can hold a new maximum.
         if 2 * largest > self.max_steps:
-            at = np.flatnonzero(t > self.max_steps / 2)
-            self.max_steps = max(self.max_steps, float((d[at] / self._power(b[at])).max()))
+            # The largest relative error first: it leaves few to look at, and so few to copy.
+            for at in (np.array([t.argmax()]), None):
+                chosen = np.flatnonzero(t > self.max_steps / 2) if at is None else at
+                if chosen.size:
+                    self.max_steps = max(self.max_steps, float((d[chosen] / self._power(b[chosen])).max()))
 
     def _power(self, b: Floats) -> Floats:
         """Return 2^floor(log2 b), at least the smallest normal number of the coarser dtype."""

@@ -195,6 +195,12 @@ class Comparison:
 
             raise AssertionError(token_message(self))
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from ditto_core.report.notebook import notebook_html
+
+        return notebook_html(self)
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary (strict JSON: NaN and infinities are strings)."""
         return {

@@ -26,8 +26,8 @@ from ditto_core.errors import DittoError, UsageError
 THREADED = 1 << 20
 """Elements from which a second thread pays for its start."""
 
-MAX_THREADS = 3
-"""Each worker holds 4.5 MB of scratch space; together they stay below 16 MB."""
+MAX_THREADS = 4
+"""More workers get smaller blocks, so that together they need about 10 MB; below these blocks threads stop paying."""
 
 __all__ = ["Metrics", "ShapeMismatch", "measure"]
 
@@ -56,7 +56,7 @@ def measure(
     ``axes`` names every dimension (``batch``, ``head``, ``length`` …, or an empty string). ``valid`` is a bool tensor
     that broadcasts to the shape; elements where it is False do not count. ``rtol`` and ``atol`` default to the table
     of :func:`~ditto_core.compare.ulp.tolerance` for the coarser dtype. On the CPU, tensors of a million elements and
-    more are measured by ``threads`` workers (default: one a core, at most 3). Tensors on two devices: the smaller is
+    more are measured by ``threads`` workers (default: one a core, at most 4). Tensors on two devices: the smaller is
     moved. Raises :class:`ShapeMismatch`, and :class:`UsageError` for complex dtypes and for axes that do not fit.
     """
     pair = prepare(actual, expected, valid, axes)
@@ -133,10 +133,12 @@ def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
         # Float64 numbers beyond the range of their squares are rare; the CPU has the scaled sums for them.
         with suppress(cuda.OutOfRange):
             return cuda.accumulate(pair.plan(cuda.BLOCK), rules)
-    layout, size = pair.plan(BLOCK), pair.actual.numel()
+    size = pair.actual.numel()
+    workers = worker_count(size) if threads is None else threads
+    layout = pair.plan(BLOCK * 2 // max(2, workers))
+    workers = min(workers, max(1, layout.count))
     if size < BLOCK // 4:
         return run_part(layout, rules, 0, layout.count)
-    workers = min(worker_count(size) if threads is None else threads, max(1, layout.count))
     with single_threaded_torch():
         if workers <= 1:
             return run_part(layout, rules, 0, layout.count)

@@ -1,0 +1,65 @@
+"""`ditto report`: a comparison as a page, Markdown, JUnit XML, a figure, or on the model's graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ditto_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ditto_core.compare.comparison import Comparison
+
+
+def command(
+    source: Annotated[
+        Path, typer.Argument(metavar="TRACE_OR_JSON", help="JSON of a comparison, or the dump folder of a ditto test.")
+    ],
+    html: Annotated[Path | None, typer.Option(help="One HTML page that needs no network.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Markdown, for a pull request.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="JUnit XML, one test case a site.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="A figure for papers: .pdf, .svg or .png (matplotlib).")] = None,
+    overlay: Annotated[Path | None, typer.Option(help="Node data for Model Explorer.")] = None,
+    onnx: Annotated[Path | None, typer.Option(help="The model with the errors in its nodes' metadata.")] = None,
+    json: Annotated[Path | None, typer.Option(help="The comparison's JSON.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The engine's ONNX file; --onnx needs it, --overlay takes its graph's name.")
+    ] = None,
+) -> None:
+    """Show a comparison that was made before; without an option, as a table."""
+    from ditto_core.report.source import open_comparison
+    from ditto_core.report.text import table
+
+    if onnx is not None and model is None:
+        raise UsageError("--onnx needs --model FILE: the ONNX file that the engine was built from")
+    found = open_comparison(source)
+    wanted = {"html": html, "markdown": markdown, "junit": junit, "figure": figure, "json": json}
+    for kind, path in wanted.items():
+        if path is not None:
+            write(found, kind, path)
+    if overlay is not None or onnx is not None:
+        write_graphs(found, overlay, onnx, model)
+    if not any((*wanted.values(), overlay, onnx)):
+        typer.echo(table(found))
+
+
+def write(found: Comparison, kind: str, path: Path) -> None:
+    """Write one form of a comparison. Raises :class:`UsageError` when the path cannot be written."""
+    from ditto_core.report.write import write_report
+
+    write_report(kind, {"": found}, path)
+    typer.echo(f"{kind}: {path}", err=True)
+
+
+def write_graphs(found: Comparison, overlay: Path | None, onnx: Path | None, model: Path | None) -> None:
+    """Write what belongs to the model's graph."""
+    from ditto_core.report.explorer import annotate_onnx, write_overlay
+
+    if overlay is not None:
+        write_overlay(found, overlay, model)
+        typer.echo(f"overlay: {overlay}", err=True)
+    if onnx is not None and model is not None:
+        count = annotate_onnx(found, model, onnx)
+        typer.echo(f"onnx: {onnx}, {count} nodes with metadata", err=True)

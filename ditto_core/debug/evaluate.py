@@ -1,0 +1,188 @@
+"""Run ONNX models on arrays: by ONNX Runtime, and where it has no kernel for a dtype, node by node in numpy."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ditto_core.backends.onnxruntime import LEVELS, first_line, load_library
+from ditto_core.debug.graph import LARGEST, Arrays, Graph, save
+from ditto_core.errors import RunError, UsageError, nearest
+
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+WIDE = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
+"""The precisions in which a reference can be evaluated."""
+
+
+@dataclass(frozen=True)
+class OnnxRuntime:
+    """How ONNX Runtime loads a model: optimization ``level``, ``provider``, ``threads``."""
+
+    level: str = "all"
+    provider: str = "CPUExecutionProvider"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            known = ", ".join(LEVELS)
+            raise UsageError(
+                f"unknown optimization level {self.level!r}, expected {known}{nearest(self.level, LEVELS)}"
+            )
+
+    def load(self, model: onnx.ModelProto, optimized: Path | None = None) -> Any:
+        """Return an InferenceSession; ``optimized`` receives the optimized model. Raises :class:`RunError`."""
+        library = load_library()
+        options = library.SessionOptions()
+        options.log_severity_level = 3 if optimized is None else 4
+        options.intra_op_num_threads = self.threads
+        options.graph_optimization_level = getattr(library.GraphOptimizationLevel, f"ORT_{LEVELS[self.level]}")
+        if optimized is not None:
+            options.optimized_model_filepath = str(optimized)
+        try:
+            if model.ByteSize() < LARGEST:
+                return library.InferenceSession(model.SerializeToString(), options, providers=[self.provider])
+            with tempfile.TemporaryDirectory(prefix="ditto-debug-") as folder:
+                path = Path(folder) / "model.onnx"
+                save(model, path)
+                return library.InferenceSession(str(path), options, providers=[self.provider])
+        except Exception as error:
+            raise RunError(f"onnxruntime refuses the model: {first_line(error)}") from error
+
+    def run(self, model: onnx.ModelProto, feed: Arrays, outputs: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the model's outputs by name. Raises :class:`RunError`."""
+        return run_session(self.load(model), feed, outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return asdict(self)
+
+
+PLAIN = OnnxRuntime(level="disable")
+"""ONNX Runtime without fusions: one kernel an operator."""
+
+
+def run_session(session: Any, feed: Arrays, outputs: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run an InferenceSession with those arrays of ``feed`` that it takes. Raises :class:`RunError`."""
+    names = list(outputs or (value.name for value in session.get_outputs()))
+    taken = {value.name: feed[value.name] for value in session.get_inputs() if value.name in feed}
+    try:
+        return dict(zip(names, session.run(names, taken), strict=True))
+    except Exception as error:
+        raise RunError(f"onnxruntime failed: {first_line(error)}") from error
+
+
+def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Return the model with other outputs; the engine finds their types."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.output[:]
+    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names))
+    return result
+
+
+def capture(graph: Graph, feed: Arrays, engine: OnnxRuntime = PLAIN) -> dict[str, Any]:
+    """Run once with every value as an output (mark-all); return inputs and values. Raises :class:`RunError`."""
+    values = engine.run(with_outputs(graph.model, graph.producer), feed)
+    return {**feed, **{name: array for name, array in values.items() if isinstance(array, np.ndarray)}}
+
+
+def evaluate(model: onnx.ModelProto, feed: Arrays, outputs: Sequence[str]) -> dict[str, Any]:
+    """Return ``outputs`` of a model without fusions; where a kernel is missing, node by node (numpy for those).
+
+    An output that cannot be computed at all is left out.
+    """
+    try:
+        return PLAIN.run(with_outputs(model, outputs), feed)
+    except RunError:
+        return node_by_node(Graph(model), feed, outputs)
+
+
+def node_by_node(graph: Graph, feed: Arrays, outputs: Sequence[str]) -> dict[str, Any]:
+    """Evaluate every node as a model of its own; a node whose inputs are missing or that fails gives nothing."""
+    values = dict(feed)
+    for i in range(len(graph.nodes)):
+        if all(name in values for name in graph.reads[i] if name not in graph.weights):
+            values.update(one_node(graph, i, values))
+    return {name: values[name] for name in outputs if name in values}
+
+
+def one_node(graph: Graph, index: int, values: Arrays) -> dict[str, Any]:
+    """Return the outputs of one node, by ONNX Runtime or else by onnx's own numpy implementation."""
+    node = graph.nodes[index]
+    weights = [graph.weights[name] for name in graph.reads[index] if name in graph.weights]
+    inputs = [graph.typed(name, values) for name in graph.reads[index] if name not in graph.weights]
+    names = [name for name in node.output if name]
+    model = graph.with_graph([node], inputs, [onnx.ValueInfoProto(name=name) for name in names], weights)
+    feed = {value.name: values[value.name] for value in inputs}
+    try:
+        return PLAIN.run(model, feed)
+    except RunError:
+        return in_numpy(model, feed, names)
+
+
+def in_numpy(model: onnx.ModelProto, feed: Arrays, names: Sequence[str]) -> dict[str, Any]:
+    """Evaluate by onnx's reference implementation; nothing comes of an operator that it lacks."""
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        with np.errstate(all="ignore"):
+            return dict(zip(names, ReferenceEvaluator(model).run(None, dict(feed)), strict=True))
+    except Exception:  # noqa: BLE001 - whatever it raises, this value is not known, and callers count those
+        return {}
+
+
+def widen(graph: Graph, dtype: str) -> Graph:
+    """Return the same graph with every floating-point value in ``dtype`` (float32 or float64)."""
+    if dtype not in WIDE:
+        raise UsageError(f"unknown precision {dtype!r}, expected {' or '.join(WIDE)}{nearest(dtype, WIDE)}")
+    result = onnx.ModelProto()
+    result.CopyFrom(graph.model)
+    for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
+        if value.type.tensor_type.elem_type in FLOATS:
+            value.type.tensor_type.elem_type = WIDE[dtype]
+    widened = [widened_tensor(tensor, dtype) for tensor in result.graph.initializer]
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(widened)
+    for node in result.graph.node:
+        set_float_type(node, WIDE[dtype])
+    return Graph(result)
+
+
+def widened_tensor(tensor: onnx.TensorProto, dtype: str) -> onnx.TensorProto:
+    """Return a floating-point tensor in another dtype, any other as it is."""
+    if tensor.data_type not in FLOATS:
+        return tensor
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name)
+
+
+def set_float_type(node: Any, elem_type: int) -> None:
+    """Make a node that names a floating-point type (``Cast``, ``ConstantOfShape`` …) name another one."""
+    for attribute in node.attribute:
+        if attribute.name in ("to", "dtype") and attribute.i in FLOATS:
+            attribute.i = elem_type
+        elif attribute.name == "value" and attribute.t.data_type in FLOATS:
+            array = numpy_helper.to_array(attribute.t).astype(helper.tensor_dtype_to_np_dtype(elem_type))
+            attribute.t.CopyFrom(numpy_helper.from_array(array, attribute.t.name))
+        for inner in (n for g in (attribute.g, *attribute.graphs) for n in g.node):
+            set_float_type(inner, elem_type)
+
+
+def fitted(feed: Arrays, types: Mapping[str, onnx.ValueInfoProto]) -> dict[str, Any]:
+    """Return the arrays with floating-point ones in the dtype that ``types`` gives them, where it knows them."""
+    return {name: cast(np.asarray(array), types[name]) if name in types else array for name, array in feed.items()}
+
+
+def cast(array: Any, value: onnx.ValueInfoProto) -> Any:
+    """Return a floating-point array in the dtype of a value; integers stay what they are."""
+    wanted = value.type.tensor_type.elem_type
+    if array.dtype.kind != "f" or wanted not in FLOATS:
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(helper.tensor_dtype_to_np_dtype(wanted), copy=False)

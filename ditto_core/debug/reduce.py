@@ -1,0 +1,228 @@
+"""`ditto debug reduce`: the smallest part of an ONNX model that still fails."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from ditto_core.compare.tolerance import TABLE
+from ditto_core.debug.check import Verdict
+from ditto_core.debug.evaluate import OnnxRuntime, capture
+from ditto_core.debug.graph import Arrays, Graph, save
+from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
+from ditto_core.debug.minimize import minimize
+from ditto_core.debug.oracle import Oracle, Reference, digest, distance, main_dtype, suspects, tensor
+from ditto_core.dumps.polygraphy import save_inputs, save_outputs
+from ditto_core.errors import RunError, UsageError
+from ditto_core.fingerprint import fingerprint, hash_file
+
+DEFAULT_ARTIFACT = Path("polygraphy_debug.onnx")
+INPUTS_SUFFIX, EXPECTED_SUFFIX = "_inputs.json", "_expected.json"
+
+
+@dataclass(frozen=True)
+class ReduceOptions:
+    """What is reduced, and how a part is judged when there is no check command.
+
+    ``feed``: the real inputs (empty only with a check that makes its own). ``tolerance``: bound on rel-L2 of every
+    output; 0 takes the table's for the model's dtype.
+    """
+
+    model: Path
+    feed: Arrays = field(default_factory=dict)
+    reference: Reference = field(default_factory=Reference)
+    engine: OnnxRuntime = field(default_factory=OnnxRuntime)
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The result: nodes that remain (positions and labels), what it cost, and where it was written."""
+
+    nodes: tuple[int, ...]
+    labels: tuple[str, ...]
+    total: int
+    iterations: int
+    judged: int
+    seconds: float
+    output: Path
+    ranking: Mapping[str, float]
+    unrated: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {**self.__dict__, "output": str(self.output), "ranking": {k: str(v) for k, v in self.ranking.items()}}
+
+
+def reduce_model(options: ReduceOptions, iteration: IterationOptions, output: Path, say: Say) -> Reduced:
+    """Reduce a model and write the smallest failing part to ``output``, its inputs and expected outputs beside it.
+
+    Raises :class:`UsageError` when the whole model passes, or when what must pass (the reference, or a model that
+    hands its input through) fails: then the check or the tolerance is wrong, and a search would find nonsense.
+    """
+    graph = Graph.load(options.model)
+    search = Search(graph, options, iteration, say)
+    with Iterations(iteration, search.identity(), say, search.companions()) as iterations:
+        search.baselines(iterations)
+        nodes = minimize(range(len(graph.nodes)), partial(search.fails, iterations), guesses=search.guesses())
+        search.write(nodes, output, expected=True)
+        return Reduced(
+            tuple(nodes),
+            tuple(graph.label(i) for i in nodes),
+            len(graph.nodes),
+            iterations.count,
+            iterations.judged,
+            round(iterations.seconds, 3),
+            output,
+            {graph.label(i): search.errors[i] for i in suspects(search.errors)},
+            len(graph.nodes) - len(search.errors) if search.errors else 0,
+        )
+
+
+class Search:
+    """One reduction: the failing graph, what was captured in it, and how a part of it is judged."""
+
+    def __init__(self, graph: Graph, options: ReduceOptions, iteration: IterationOptions, say: Say) -> None:
+        self.graph, self.options, self.iteration = graph, options, iteration
+        self.tolerance = options.tolerance or TABLE[main_dtype(graph)]
+        self.captured: dict[str, Any] = {}
+        if options.feed:
+            self.captured = {**capture(graph, options.feed), **options.reference.recorded}
+        elif iteration.check is None:
+            raise UsageError(
+                "give --inputs FILE: without a --check of your own, a part can only be judged on real data"
+            )
+        else:
+            say("no --inputs: nothing is captured, so the check makes up its own data at the cuts")
+        self.oracle: Oracle | None = self._oracle()
+        self.errors = options.reference.rank(graph, self.captured) if self.captured else {}
+
+    def _oracle(self) -> Oracle | None:
+        try:
+            return self.options.reference.oracle(self.graph)
+        except UsageError:
+            if self.iteration.check is None:
+                raise
+            return None
+
+    def identity(self) -> str:
+        """Return the fingerprint of everything that decides the verdicts."""
+        reference, check = self.options.reference, self.iteration.check
+        good = reference.graph(self.graph)
+        return fingerprint(
+            "reduce",
+            hash_file(self.options.model),
+            [{n: digest(a) for n, a in sorted(arrays.items())} for arrays in (self.options.feed, reference.recorded)],
+            None if good is None else fingerprint(digest(good.model)),
+            check.to_json() if check else [self.tolerance, self.options.engine.to_json()],
+        )
+
+    def companions(self) -> list[Path]:
+        """Return the files that are written beside each iteration's model."""
+        path = self.iteration.iter_artifact
+        if path is None:
+            return []
+        ends = (INPUTS_SUFFIX, EXPECTED_SUFFIX)
+        return [path.with_name(f"{path.name}.data"), *(path.with_name(path.stem + end) for end in ends)]
+
+    def baselines(self, iterations: Iterations) -> None:
+        """See the whole model fail and a good one pass. Raises :class:`UsageError` when either does not."""
+        everything = frozenset(range(len(self.graph.nodes)))
+        verdict = iterations.run("all", partial(self.judge, everything), "the whole model, which must fail")
+        if verdict.good:
+            raise UsageError(f"the whole model passes ({verdict.reason}), so there is no failure to reduce")
+        if self.iteration.check is None:
+            return  # the built-in comparison of the reference with itself cannot fail
+        verdict = iterations.run("good", self._make_good, "a good model, which must pass")
+        if not verdict.good:
+            raise UsageError(
+                f"the check fails on a good model too ({verdict.reason}): it does not test for this fault; narrow it "
+                f"with --fail-regex or --fail-code"
+            )
+
+    def fails(self, iterations: Iterations, nodes: frozenset[int]) -> bool:
+        """Judge one set of nodes."""
+        what = f"{len(nodes)} of {len(self.graph.nodes)} nodes"
+        labels = [self.graph.label(i) for i in sorted(nodes)[:20]]
+        key = fingerprint(sorted(nodes))[:32]
+        return not iterations.run(key, partial(self.judge, nodes), what, {"nodes": labels}).good
+
+    def guesses(self) -> list[Sequence[int]]:
+        """Return what to try first: the worst node, the two worst, all that stand out, and what connects them."""
+        ranked = suspects(self.errors)
+        sets = [ranked[:1], ranked[:2], self.graph.closure(ranked[:2]), ranked, self.graph.closure(ranked)]
+        return list({tuple(sorted(s)): s for s in sets if s}.values())
+
+    def judge(self, nodes: Collection[int]) -> Made:
+        """Write the part for the check command, or compare it here."""
+        path = self.iteration.iter_artifact
+        if self.iteration.check is not None or path in self.iteration.artifacts:
+            if path is None:
+                raise UsageError("a check needs --iter-artifact, the file that it checks")
+            self.write(nodes, path, expected=self.oracle is not None)
+        return {} if self.iteration.check is not None else self.compare(nodes)
+
+    def compare(self, nodes: Collection[int]) -> Verdict:
+        """Run a part on its captured inputs and compare its outputs with what they should be."""
+        model = self.graph.cut(nodes, self.captured)
+        names = [value.name for value in model.graph.output]
+        expected = self.expected(nodes, names)
+        if not expected:
+            return Verdict(True, "nothing of it can be compared with the reference")
+        try:
+            actual = self.options.engine.run(model, self.captured, list(expected))
+        except RunError as error:
+            if len(nodes) == len(self.graph.nodes):
+                raise
+            return Verdict(True, f"not comparable: {error}")
+        errors = {name: distance(actual[name], expected[name]) for name in expected}
+        worst = max(errors, key=lambda name: errors[name])
+        good = errors[worst] <= self.tolerance
+        sign = "<=" if good else ">"
+        return Verdict(good, f"rel_l2 {errors[worst]:.1e} {sign} {self.tolerance:.1e} at {worst}")
+
+    def expected(self, nodes: Collection[int], outputs: Sequence[str]) -> dict[str, Any]:
+        """Return what a part should give out for its captured inputs, as far as the reference knows."""
+        if self.oracle is None:
+            return {}
+        taken, _ = self.graph.boundary(nodes)
+        return self.oracle.expected(outputs, {name: self.captured[name] for name in taken if name in self.captured})
+
+    def write(self, nodes: Collection[int], path: Path, *, expected: bool) -> None:
+        """Write a part, and beside it its captured inputs and expected outputs in the form that Polygraphy reads."""
+        model = self.graph.cut(nodes, self.captured)
+        save(model, path)
+        names = [value.name for value in model.graph.input]
+        if all(name in self.captured for name in names) and names:
+            feed = {name: tensor(self.captured[name]) for name in names}
+            save_inputs(path.with_name(path.stem + INPUTS_SUFFIX), [feed])
+        values = self.expected(nodes, [value.name for value in model.graph.output]) if expected else {}
+        if values:
+            outputs = {name: tensor(array) for name, array in values.items()}
+            save_outputs(path.with_name(path.stem + EXPECTED_SUFFIX), [outputs], "reference")
+
+    def _make_good(self) -> Made:
+        """Write the reference model, or one that hands its first input through, for the check that must pass."""
+        path = self.iteration.iter_artifact
+        if path is None:
+            raise UsageError("a check needs --iter-artifact, the file that it checks")
+        if self.options.reference.model is not None:
+            save(self.options.reference.model.model, path)
+            return {}
+        name = next(iter(self.graph.inputs), None)
+        if name is None:
+            raise UsageError("the model has no inputs: give --reference MODEL, so that a good model can be checked")
+        value = self.graph.typed(name, self.captured)
+        passed = onnx.ValueInfoProto()
+        passed.CopyFrom(value)
+        passed.name = f"{name}_passed"
+        node = onnx.helper.make_node("Identity", [name], [passed.name])
+        save(self.graph.with_graph([node], [value], [passed], []), path)
+        if name in self.captured:
+            save_inputs(path.with_name(path.stem + INPUTS_SUFFIX), [{name: tensor(self.captured[name])}])
+        return {}

@@ -1,0 +1,106 @@
+"""A comparison as node data for Google's Model Explorer, and as metadata in an ONNX file for Netron."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.errors import UsageError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ditto_core.compare.comparison import Comparison, SiteResult
+
+PREFIX = "ditto_"
+LARGEST = 1e30
+"""Stands for a margin of infinity, which JSON lacks."""
+
+THRESHOLDS = ((0.1, "#4393c3"), (1.0, "#d1e5f0"), (10.0, "#fdb863"), (100.0, "#e08214"), (LARGEST, "#b35806"))
+"""Colours up to each error / bound: blue is below the bound, orange above it. A gradient would not do, since Model
+Explorer stretches it over the values that are there."""
+
+
+def overlay(comparison: Comparison, model: Path | None = None) -> dict[str, Any]:
+    """Return node data for Model Explorer: error / bound at each tensor's worst step, on the ONNX graph.
+
+    Model Explorer finds nodes by id or by the name of an output tensor; tensor names are used. ``model`` is the ONNX
+    file, whose graph name is the key (default: ``main_graph``, torch's).
+    """
+    graph = "main_graph" if model is None else load(model, data=False).graph.name
+    values = {name: {"value": min(r.verdict.margin, LARGEST)} for name, r in worst_by_value(comparison).items()}
+    title = f"{comparison.engine.label} against {comparison.reference.label}: error / bound"
+    thresholds = [{"value": top, "bgColor": color} for top, color in THRESHOLDS]
+    return {graph: {"name": title, "results": values, "thresholds": thresholds}}
+
+
+def write_overlay(comparison: Comparison, path: Path, model: Path | None = None) -> None:
+    """Write the overlay as JSON."""
+    path.write_text(json.dumps(overlay(comparison, model), indent=1, allow_nan=False) + "\n")
+
+
+def worst_by_value(comparison: Comparison) -> dict[str, SiteResult]:
+    """Return the worst result by name of its ONNX value."""
+    found: dict[str, SiteResult] = {}
+    for result in comparison:
+        tap = comparison.tap_of.get(result.site)
+        found.setdefault(tap.value if tap else result.site, result)
+    return found
+
+
+def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
+    """Write ``model`` again with each result in the metadata of the node that computes it; return how many nodes.
+
+    External weights are copied beside it, where they are not there yet. Raises :class:`UsageError`
+    when the file is no ONNX, or none of its values is in the comparison.
+    """
+    import onnx
+
+    graph = load(model, data=False)
+    worst = worst_by_value(comparison)
+    count = 0
+    for node in graph.graph.node:
+        found = [worst[name] for name in node.output if name in worst]
+        for key, value in facts(found[0]).items() if found else ():
+            node.metadata_props.add(key=PREFIX + key, value=value)
+        count += bool(found)
+    if not count:
+        raise UsageError(f"{model} computes none of the {len(worst)} tensors that were compared: is it this engine's?")
+    move_external(graph, model, path)
+    onnx.save(graph, str(path))
+    return count
+
+
+def facts(result: SiteResult) -> dict[str, str]:
+    """Return what a node's metadata says."""
+    v, m = result.verdict, result.metrics
+    return {
+        "site": result.site,
+        "status": "healed" if result.healed else v.status,
+        "margin": f"{v.margin:.4g}",
+        "verdict": f"step {result.step}: {v}",
+        "rel_l2": f"{m.rel_l2:.4g}",
+        "max_abs": f"{m.max_abs:.4g}",
+        "cosine": f"{m.cosine:.8g}",
+    }
+
+
+def load(path: Path, *, data: bool) -> onnx.ModelProto:
+    """Read an ONNX file. Raises :class:`UsageError` when it is none."""
+    import onnx
+
+    try:
+        return onnx.load(str(path), load_external_data=data)
+    except Exception as error:
+        raise UsageError(f"{path} is no ONNX file: {type(error).__name__}") from error
+
+
+def move_external(model: onnx.ModelProto, old: Path, new: Path) -> None:
+    """Copy the files of external weights beside the new file, unless they are there."""
+    import shutil
+
+    names = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
+    for name in names:
+        if not (new.parent / name).exists():
+            shutil.copyfile(old.parent / name, new.parent / name)

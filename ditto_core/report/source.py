@@ -1,0 +1,70 @@
+"""Find the comparison that a path holds: its JSON, the dump of a ditto test, or the traces of both sides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from ditto_core.compare.comparison import Comparison
+from ditto_core.errors import TraceError
+
+COMPARISON = "comparison.json"
+SIDES = ("engine", "reference")
+
+
+def open_comparison(path: Path) -> Comparison:
+    """Read a comparison from its JSON, or from a folder with ``comparison.json`` or the traces of both sides.
+
+    A dump that lies beside the JSON is taken for the comparison's, wherever it was written. Raises
+    :class:`TraceError` when there is no comparison.
+    """
+    if path.is_dir():
+        return from_folder(path)
+    comparison = read(path)
+    return at(path.parent, comparison) if has_traces(path.parent) else comparison
+
+
+def from_folder(path: Path) -> Comparison:
+    """Read a dump's comparison, or compare its two traces when the run did not get to its end."""
+    if (path / COMPARISON).is_file():
+        return at(path, read(path / COMPARISON)) if has_traces(path) else read(path / COMPARISON)
+    if has_traces(path):
+        return at(path, compare_traces(path))
+    if (path / "manifest.json").is_file():
+        raise TraceError(f"{path} is one side alone, a report needs two: ditto compare {path} REFERENCE --json FILE")
+    raise TraceError(f"{path} holds no comparison: expected {COMPARISON}, or the traces engine/ and reference/")
+
+
+def has_traces(path: Path) -> bool:
+    """Tell whether a folder holds the traces of both sides."""
+    return all((path / side / "manifest.json").is_file() for side in SIDES)
+
+
+def at(folder: Path, comparison: Comparison) -> Comparison:
+    """Return a comparison whose dump is here."""
+    return replace(comparison, dump=str(folder))
+
+
+def read(path: Path) -> Comparison:
+    """Read JSON. Raises :class:`TraceError` when it is none, or no comparison."""
+    try:
+        return Comparison.load(path)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{path} is no JSON: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TraceError(f"{path} is no comparison: {type(error).__name__} {error}") from error
+
+
+def compare_traces(path: Path) -> Comparison:
+    """Compare two traces of a lockstep run."""
+    from ditto_core.compare.dumps import compare_dumps
+    from ditto_core.compare.offline import compare_offline
+    from ditto_core.trace import Trace
+
+    engine, reference = (Trace.open(path / side) for side in SIDES)
+    found = compare_offline(compare_dumps(path / "engine", path / "reference"))
+    notes = (*found.notes, "the run left no comparison: its traces were compared, without a noise floor")
+    return replace(found, engine=engine.info, reference=reference.info, taps=engine.taps, notes=notes)

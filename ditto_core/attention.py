@@ -47,15 +47,30 @@ def observed(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         inner = attention_function(name, module)
         kind = "rope" if "position_embeddings" in inspect.signature(module.forward).parameters else "states"
-        tap(f"q_{kind}", query)
-        tap(f"k_{kind}", key)
-        tap("v_states", value)
+        query = tap(f"q_{kind}", query)
+        key = tap(f"k_{kind}", key)
+        value = tap("v_states", value)
         context, probs = inner(module, query, key, value, attention_mask, **kwargs)
         if probs is not None:
-            tap("probs", probs)
+            seen = tap("probs", probs)
+            if seen is not probs:
+                context = other_context(context, probs, seen, value)
+                probs = seen
         return tap("context", context), probs
 
     return forward
+
+
+def other_context(context: torch.Tensor, probs: torch.Tensor, seen: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return the context that other probabilities give; the very context where it is no plain product with the values.
+
+    ``probs`` and ``seen`` are [batch, head, length, total], ``value`` [batch, kv_head, total, head_dim].
+    """
+    values = value.repeat_interleave(probs.shape[1] // value.shape[1], 1)
+    usual = torch.matmul(probs, values).transpose(1, 2)
+    if usual.shape != context.shape or not torch.allclose(usual, context, rtol=1e-2, atol=1e-3, equal_nan=True):
+        return context
+    return torch.matmul(seen, values).transpose(1, 2).contiguous()
 
 
 def attention_function(name: str, module: nn.Module) -> Callable[..., Any]:

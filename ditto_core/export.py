@@ -31,6 +31,8 @@ ONNX_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
+FORMAT = 2
+"""Of what an export holds, site names included; part of its key."""
 CACHE_SITES = ("key", "value")
 BATCH, LENGTH, PAST, TOTAL = "batch", "length", "past", "total"
 

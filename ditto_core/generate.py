@@ -106,8 +106,10 @@ def valid_elements(axes: Sequence[str], mask: torch.Tensor, length: int) -> torc
     if bool(mask.all()) or "batch" not in axes:
         return None
     valid: torch.Tensor | None = None
-    for axis, columns in (("length", mask[:, -length:]), ("total", mask)):
-        if axis in axes:
+    # Of attention weights, a real query's row counts whole: what it gives to padding is an error.
+    keys = "total" if "length" not in axes else ""
+    for axis, columns in (("length", mask[:, -length:]), (keys, mask)):
+        if axis and axis in axes:
             shape = [1] * len(axes)
             shape[axes.index("batch")], shape[axes.index(axis)] = columns.shape
             part = columns.bool().reshape(shape)

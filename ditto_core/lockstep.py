@@ -39,10 +39,23 @@ class Recorder(Protocol):
         ...
 
 
+class TapReader(Protocol):
+    """Reads the engine's taps of each step before they are dropped; :class:`ditto_core.localize.Localizer` is one."""
+
+    def start(self) -> None:
+        """Begin a new sequence."""
+        ...
+
+    def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
+        """Read the taps of a step, by site."""
+        ...
+
+
 @dataclass
 class Sides:
     """The sessions of a run. ``noisy`` is the reference in the engine's dtype (measures the noise floor); ``plain`` is
-    the engine without taps (observer check). The recorders write the engine's and the reference's traces."""
+    the engine without taps (observer check). The recorders write the engine's and the reference's traces; ``localizer``
+    measures local errors."""
 
     engine: Session
     reference: Session
@@ -50,9 +63,12 @@ class Sides:
     plain: Session | None = None
     engine_recorder: Recorder | None = None
     reference_recorder: Recorder | None = None
+    localizer: TapReader | None = None
 
     def start(self, rows: int) -> None:
         """Begin a new sequence on every side."""
+        if self.localizer is not None:
+            self.localizer.start()
         for session in (self.engine, self.reference, self.noisy, self.plain):
             if session is not None:
                 session.start(rows)
@@ -134,6 +150,8 @@ def run_step(
     """Run one step on every side and add what it shows to ``found``; return both sides' final outputs."""
     comparer = Comparer(sides, step, reference_inputs, found, tolerance)
     ours = recorded(sides.engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
+    if sides.localizer is not None:
+        sides.localizer.take(step, engine_inputs, comparer.engine)
     if sides.noisy is not None:
         comparer.noisy_outputs = sides.noisy.step(reference_inputs, comparer.take_noisy)
     theirs = recorded(sides.reference, reference_inputs, sides.reference_recorder, comparer.take_reference, generated)
@@ -173,14 +191,14 @@ class Comparer:
         self._found = found
         self._mask = inputs.get("attention_mask")
         self._length = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
-        self._engine: dict[str, torch.Tensor] = {}
+        self.engine: dict[str, torch.Tensor] = {}
         self._delivered: set[str] = set()
         self._noisy: dict[str, torch.Tensor] = {}
         self.noisy_outputs: Mapping[str, torch.Tensor] = {}
 
     def take_engine(self, site: str, tensor: torch.Tensor) -> None:
         """Hold a tap of the engine."""
-        self._engine[site] = tensor
+        self.engine[site] = tensor
         self._delivered.add(site)
 
     def take_noisy(self, site: str, tensor: torch.Tensor) -> None:
@@ -189,7 +207,7 @@ class Comparer:
 
     def take_reference(self, site: str, tensor: torch.Tensor) -> None:
         """Compare a tap of the reference with what the others hold."""
-        actual = self._engine.pop(site, None)
+        actual = self.engine.pop(site, None)
         if actual is None:
             return
         order, tap = self._taps[site]
@@ -210,7 +228,7 @@ class Comparer:
             last = (ours["logits"][:, -1], theirs["logits"][:, -1])
             dtype = str(ours["logits"].dtype).removeprefix("torch.")
             self._found.logits.append(measure_logits(*last, dtype=dtype))
-        for site in self._engine:
+        for site in self.engine:
             self._found.missing.setdefault(site, "the reference did not compute it")
         for site in self._taps.keys() - self._delivered:
             self._found.missing.setdefault(site, f"the engine did not deliver it at step {self._step}")

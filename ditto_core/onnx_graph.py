@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import helper, numpy_helper
 
 from ditto_core.errors import SelectorError, nearest
 
@@ -79,3 +80,19 @@ def value_axes(model: onnx.ModelProto, name: str) -> tuple[str, ...]:
         if value.name == name:
             return tuple(d.dim_param for d in value.type.tensor_type.shape.dim)
     return ()
+
+
+def read_initializer(tensor: onnx.TensorProto, directory: Path) -> Any:
+    """Return an initializer's values as a numpy array, from the file beside the graph where they lie outside.
+
+    onnx's own reader refuses files that have several links, as all weights in the cache have.
+    """
+    import numpy as np
+
+    if not tensor.external_data:
+        return numpy_helper.to_array(tensor)
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    count = int(np.prod(tensor.dims, dtype=np.int64))
+    offset = int(where.get("offset", 0))
+    return np.fromfile(directory / where["location"], dtype, count, offset=offset).reshape(tuple(tensor.dims))

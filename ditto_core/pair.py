@@ -17,13 +17,14 @@ from ditto_core.engine import Engine
 from ditto_core.errors import UsageError
 from ditto_core.fingerprint import fingerprint
 from ditto_core.generate import Prompt, TokenBatch, encode
-from ditto_core.lockstep import Floor, Sides, lockstep, recording, single_step
+from ditto_core.lockstep import Floor, Sides, TapReader, lockstep, recording, single_step
 from ditto_core.options import PairOptions
 from ditto_core.workspace import Workspace, torch_threads
 
 if TYPE_CHECKING:
     from ditto_core.backends.base import Session
     from ditto_core.compare.comparison import Comparison
+    from ditto_core.localize import Localization, Localizer
     from ditto_core.repro import Fed, Repro
     from ditto_core.spec import EngineSpec
 
@@ -32,21 +33,25 @@ SESSIONS = ("engine", "plain", "reference", "noisy")
 
 
 class Pair:
-    """An engine beside its reference."""
+    """An engine beside its reference. ``engine`` is one that is built already; else the workspace builds ``spec``'s."""
 
-    def __init__(self, workspace: Workspace, spec: EngineSpec, options: PairOptions | None = None) -> None:
+    def __init__(
+        self, workspace: Workspace, spec: EngineSpec, options: PairOptions | None = None, engine: Engine | None = None
+    ) -> None:
         self.spec = spec
         self.options = options or PairOptions()
-        self._workspace = workspace
+        self.workspace = workspace
         self._tolerance = Tolerance.of(self.options.tolerance)
         self.on_step: Callable[[int], None] | None = None
+        self.reader: TapReader | None = None
+        self._built = engine
         self.comparisons: list[Comparison] = []
         self._fed: Fed | None = None
 
     @cached_property
     def engine_files(self) -> Engine:
         """The built engine on disk."""
-        return self._workspace.build(self.spec)
+        return self._built or self.workspace.build(self.spec)
 
     @cached_property
     def engine(self) -> Session:
@@ -58,14 +63,14 @@ class Pair:
         """The same engine without taps, or None when the observer check is off."""
         if not self.options.observer or not self.spec.outputs:
             return None
-        return self._workspace.build(self.spec.plain()).open()
+        return self.workspace.build(self.spec.plain()).open()
 
     @cached_property
     def reference(self) -> Session:
         """The reference's session."""
         from ditto_core.reference import open_reference
 
-        return open_reference(self._workspace, self.spec, self.engine_files, self.options)
+        return open_reference(self.workspace, self.spec, self.engine_files, self.options)
 
     @cached_property
     def noisy(self) -> Session | None:
@@ -74,20 +79,26 @@ class Pair:
             return None
         if self.reference.info.dtype == self.spec.dtype:
             return None
-        return self._workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self.options.device)
+        return self.workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self.options.device)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], *, max_new_tokens: int = 10, forced: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 10,
+        forced: bool = True,
+        localize: bool = False,
     ) -> Comparison:
         """Generate greedily on both sides in lockstep and compare every tap at every step.
 
         ``prompts``: one text or list of token ids, or several (left-padded into one batch). The prefill yields the
         first new token, so the run has ``max_new_tokens`` steps. ``forced``: the engine gets the reference's tokens.
+        ``localize``: also measure the error that each tapped site adds by itself, and name causes.
         Raises :class:`UsageError` for an empty prompt or a length beyond the engine's profile.
         """
         if max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
-        model = self._workspace.model(self.spec.model, self.spec.attention)
+        model = self.workspace.model(self.spec.model, self.spec.attention)
         if not self.engine_files.decoder:
             raise UsageError(f"{self.spec.model.label} is no decoder: call run(inputs) instead of generate(prompts)")
         batch = self.encode(prompts)
@@ -107,35 +118,58 @@ class Pair:
                 on_step=self.on_step,
             )
 
-        return self._run(go, [batch.input_ids.tolist(), batch.mask.tolist(), max_new_tokens])
+        return self._run(go, [batch.input_ids.tolist(), batch.mask.tolist(), max_new_tokens], localize)
 
-    def run(self, inputs: Mapping[str, torch.Tensor] | None = None) -> Comparison:
+    def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool = False) -> Comparison:
         """Compare one forward pass of a model that is no decoder, on its example inputs unless others are given."""
-        model = self._workspace.model(self.spec.model, self.spec.attention)
+        model = self.workspace.model(self.spec.model, self.spec.attention)
         values = dict(inputs if inputs is not None else model.examples)
         for name in values:
             if name not in model.examples:
                 raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(model.examples)}")
         self._fed = values
         key = {name: fingerprint(t.tolist()) for name, t in values.items()}
-        return self._run(lambda sides, floor: single_step(sides, values, tolerance=self._tolerance, floor=floor), key)
+
+        def go(sides: Sides, floor: Floor | None) -> tuple[Comparison, Floor]:
+            return single_step(sides, values, tolerance=self._tolerance, floor=floor)
+
+        return self._run(go, key, localize)
+
+    def localize(
+        self,
+        prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor] | None = None,
+        *,
+        max_new_tokens: int = 4,
+        fp32: bool = False,
+        operators: bool = False,
+    ) -> Comparison:
+        """Run with every site tapped and measure the error that each adds by itself; see :mod:`ditto_core.localize`.
+
+        The engine is built once more only when it does not show every site yet. ``fp32``: build it in float32, where
+        faults show that hide below a narrow dtype's rounding. ``operators``: build once more with the inside of the
+        first blamed site tapped, and name the operator. A model that is no decoder takes its inputs by name, or None
+        for its examples. Returns the comparison; its ``localization`` is set.
+        """
+        from ditto_core.localize.run import localize_pair
+
+        return localize_pair(self, prompts, max_new_tokens=max_new_tokens, fp32=fp32, operators=operators)
 
     @property
     def model_config(self) -> Any:
         """The model's own configuration, None where it has none."""
-        return getattr(self._workspace.model(self.spec.model, self.spec.attention).module, "config", None)
+        return getattr(self.workspace.model(self.spec.model, self.spec.attention).module, "config", None)
 
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer, None where it has none."""
-        return self._workspace.model(self.spec.model, self.spec.attention).tokenizer
+        return self.workspace.model(self.spec.model, self.spec.attention).tokenizer
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids that the model takes, 0 for a model without a vocabulary."""
         from ditto_core.export import vocab_size
 
-        return vocab_size(self._workspace.model(self.spec.model, self.spec.attention).module)
+        return vocab_size(self.workspace.model(self.spec.model, self.spec.attention).module)
 
     def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:
         """Write the operators of a site as the last run computed them, with real tensors and a test that fails alike.
@@ -152,8 +186,8 @@ class Pair:
         return save_repro(
             self.engine_files,
             self.engine,
-            self._workspace.export(self.spec),
-            self._workspace.model(self.spec.model, self.spec.attention),
+            self.workspace.export(self.spec),
+            self.workspace.model(self.spec.model, self.spec.attention),
             self._fed,
             site=site,
             directory=directory,
@@ -165,7 +199,7 @@ class Pair:
         """Turn prompts into a left-padded batch of this model's tokens."""
         from ditto_core.export import vocab_size
 
-        model = self._workspace.model(self.spec.model, self.spec.attention)
+        model = self.workspace.model(self.spec.model, self.spec.attention)
         pad = getattr(getattr(model.module, "config", None), "pad_token_id", None) or 0
         return encode(prompts, tokenizer=model.tokenizer, vocab_size=vocab_size(model.module), pad=pad)
 
@@ -181,7 +215,7 @@ class Pair:
 
         ``options`` must ask for the same sessions (:meth:`PairOptions.same_sessions`).
         """
-        heir = Pair(self._workspace, self.spec, options)
+        heir = Pair(self.workspace, self.spec, options, self._built)
         for name in ("engine_files", *SESSIONS):
             if name in self.__dict__:
                 heir.__dict__[name] = self.__dict__.pop(name)
@@ -192,11 +226,14 @@ class Pair:
         self.spec.profile.check(batch.rows, length, 0)
         self.spec.profile.check(batch.rows, 1 if steps > 1 else length, length + steps - 2 if steps > 1 else 0)
 
-    def _run(self, go: Callable[[Sides, Floor | None], tuple[Comparison, Floor]], key: Any) -> Comparison:
-        path = self._workspace.floor_path(self._floor_key(key))
+    def _run(
+        self, go: Callable[[Sides, Floor | None], tuple[Comparison, Floor]], key: Any, localize: bool = False
+    ) -> Comparison:
+        path = self.workspace.floor_path(self._floor_key(key))
         floor = read_floor(path)
         noisy = None if floor else self.noisy
-        sides = Sides(self.engine, self.reference, noisy, self.plain)
+        localizer = self._localizer() if localize else None
+        sides = Sides(self.engine, self.reference, noisy, self.plain, localizer=localizer or self.reader)
         with torch_threads(self.options.threads), recording(sides, self._writers()):
             comparison, measured = go(sides, floor)
         if noisy is not None and not floor:
@@ -208,14 +245,28 @@ class Pair:
             missing = {}
         dump = str(self._dump_folder()) if self.options.dump else ""
         comparison = replace(comparison, missing=missing, notes=notes, dump=dump)
+        if localizer is not None:
+            comparison = replace(comparison, localization=self._conclude(localizer, comparison))
         self.comparisons.append(comparison)
         return comparison
+
+    def _localizer(self) -> Localizer:
+        from ditto_core.localize import Localizer
+
+        model = self.workspace.model(self.spec.model, self.spec.attention)
+        return Localizer(model, self.engine.taps, self.spec.dtype)
+
+    def _conclude(self, localizer: Localizer, comparison: Comparison) -> Localization:
+        from ditto_core.localize import conclude
+        from ditto_core.localize.graph import Graph
+
+        return conclude(localizer, comparison, Graph(self.workspace.export(self.spec).onnx_path))
 
     def _floor_key(self, key: Any) -> str:
         reference = self.reference.info
         facts = [reference.backend, reference.dtype, dict(reference.facts), self.spec.dtype, self.spec.attention]
         sites = [tap.site for tap in self.engine.taps]
-        return fingerprint(self._workspace.digest(self.spec.model), facts, sites, key)
+        return fingerprint(self.workspace.digest(self.spec.model), facts, sites, key)
 
     def _dump_folder(self) -> Path:
         assert self.options.dump is not None

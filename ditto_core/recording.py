@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-OnTensor = Callable[[str, torch.Tensor, nn.Module], None]
+OnTensor = Callable[[str, torch.Tensor, nn.Module], "torch.Tensor | None"]
+"""Receives ``(site, tensor, module)``. A tensor that it returns takes the place of the one it was given."""
 
 _recorder: ContextVar[Recorder | None] = ContextVar("ditto_recorder", default=None)
 
@@ -24,16 +25,16 @@ def tap(name: str, tensor: torch.Tensor) -> torch.Tensor:
     ``model.layers.0.mlp:inter``. It survives ``torch.export`` and costs nothing outside of a recording.
     """
     recorder = _recorder.get()
-    if recorder is not None:
-        recorder.tapped(name, tensor)
-    return tensor
+    return tensor if recorder is None else recorder.tapped(name, tensor)
 
 
 class Recorder:
     """Forward hooks on every module below ``root``; each tensor is handed to ``on_tensor`` as soon as it exists.
 
     Sites: the first output tensor of a module is the default port, others are ``:out.<key>``; the first input is
-    ``:in``, others ``:in.<name>``. The second call of a module in one step is ``path@1``. ``root`` itself has no site.
+    ``:in``, others ``:in.<name>``. The second call of a module in one step is ``path@1``; a
+    call with a text argument is ``path@text`` (Gemma's rotary embedding: ``@sliding_attention``). ``root`` itself has
+    no site.
     """
 
     def __init__(self, root: nn.Module, on_tensor: OnTensor) -> None:
@@ -56,32 +57,47 @@ class Recorder:
             for handle in handles:
                 handle.remove()
 
-    def tapped(self, name: str, tensor: torch.Tensor) -> None:
-        """Take a tensor that :func:`tap` names, as a port of the module that is running."""
+    def tapped(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Take a tensor that :func:`tap` names, as a port of the module that is running; return what goes on."""
         path, module = self._stack[-1] if self._stack else ("", self._root)
-        self._on_tensor(f"{path}:{name}", tensor, module)
+        other = self._on_tensor(f"{path}:{name}", tensor, module)
+        return tensor if other is None else other
 
     def _hook(self, path: str, module: nn.Module) -> list[Any]:
         parameters = list(inspect.signature(module.forward).parameters)
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            call = self._calls[path]
-            self._calls[path] += 1
-            site = f"{path}@{call}" if call else path
-            self._stack.append((site, module))
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             named = dict(zip(parameters, args, strict=False)) | kwargs
-            for i, (key, tensor) in enumerate(tensors_in(named)):
-                self._on_tensor(f"{site}:in" if i == 0 else f"{site}:in.{key}", tensor, module)
+            site = self._site(path, named)
+            self._stack.append((site, module))
+            changed = self._visit(named, site, f"{site}:in", "in", module)
+            if changed is named:
+                return None
+            positional = [changed[name] for name in parameters[: len(args)]]
+            return (*positional, *args[len(positional) :]), {name: changed[name] for name in kwargs}
 
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             site, _ = self._stack.pop()
-            for i, (key, tensor) in enumerate(tensors_in(output)):
-                self._on_tensor(site if i == 0 else f"{site}:out.{key}", tensor, module)
+            changed = self._visit(output, site, site, "out", module)
+            return None if changed is output else changed
 
         return [
             module.register_forward_pre_hook(before, with_kwargs=True),
             module.register_forward_hook(after),
         ]
+
+    def _site(self, path: str, named: Mapping[str, Any]) -> str:
+        """Name a call. The order of calls is no name where the code walks a set: a text argument tells them apart."""
+        word = next((value for value in named.values() if isinstance(value, str)), "")
+        name = f"{path}@{word}" if word else path
+        call = self._calls[name]
+        self._calls[name] += 1
+        return f"{name}@{call}" if call else name
+
+    def _visit(self, value: Any, site: str, first: str, direction: str, module: nn.Module) -> Any:
+        """Hand over the tensors of a module's inputs or outputs; return them with replacements, if there were any."""
+        names = {key: f"{site}:{direction}.{key}" if i else first for i, (key, _) in enumerate(tensors_in(value))}
+        return map_tensors(value, lambda key, tensor: self._on_tensor(names[key], tensor, module))
 
 
 def tensors_in(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -94,3 +110,23 @@ def tensors_in(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from tensors_in(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def map_tensors(value: Any, replace: Callable[[str, torch.Tensor], torch.Tensor | None], prefix: str = "") -> Any:
+    """Replace tensors where ``replace(path, tensor)`` returns one; without any, the very object comes back."""
+    if isinstance(value, torch.Tensor):
+        other = replace(prefix, value)
+        return value if other is None else other
+    if type(value) in (tuple, list):
+        items = {str(i): item for i, item in enumerate(value)}
+    elif isinstance(value, Mapping):
+        items = {str(key): item for key, item in value.items()}
+    else:
+        return value
+    mapped = {key: map_tensors(item, replace, f"{prefix}.{key}" if prefix else key) for key, item in items.items()}
+    if all(mapped[key] is items[key] for key in items):
+        return value
+    if type(value) in (tuple, list):
+        return type(value)(mapped.values())
+    rebuilt = dict(zip(value, mapped.values(), strict=True))
+    return rebuilt if type(value) is dict else type(value)(**rebuilt)

@@ -83,9 +83,9 @@ class Workspace:
         import transformers
 
         from ditto_core import __version__
-        from ditto_core.export import Export, export
+        from ditto_core.export import FORMAT, Export, export
 
-        versions = [__version__, torch.__version__, transformers.__version__, onnxscript.__version__]
+        versions = [__version__, FORMAT, torch.__version__, transformers.__version__, onnxscript.__version__]
         key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, versions)
 
         def make(directory: Path) -> None:

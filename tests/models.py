@@ -83,3 +83,62 @@ class TappedNet(nn.Module):
 def tapped_net() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     return TappedNet(), {"x": torch.randn(3, 8)}
+
+
+def llama31() -> Any:
+    """Llama with the frequency scaling of Llama 3.1."""
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    return tiny_decoder("llama", rope_parameters=scaling)
+
+
+def loud() -> Any:
+    """Llama with activations whose squares do not fit float16."""
+    model = tiny_decoder("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(2000)
+    return model
+
+
+def gemma2() -> Any:
+    """Gemma 2, which caps its attention scores."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=2.0,
+        initializer_range=0.2,
+    )
+    return Gemma2ForCausalLM(config).eval().requires_grad_(False)
+
+
+def wide() -> Any:
+    """Llama with long sums."""
+    return tiny_decoder("llama", layers=1, intermediate_size=1024)
+
+
+def biased() -> Any:
+    """GPT-2 with biases that are not zero."""
+    model = tiny_decoder("gpt2")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.2)
+    return model
+
+
+MORE = {"llama31": llama31, "loud": loud, "gemma2": gemma2, "wide": wide, "biased": biased}

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import KernelProperty, SessionInfo
 from ditto_core.compare.metrics import Metrics
@@ -17,6 +17,9 @@ from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance, Verdict, judge_logits
 from ditto_core.errors import TraceError
 from ditto_core.sites import Tap, matches
+
+if TYPE_CHECKING:
+    from ditto_core.localize import Localization
 
 SCHEMA_VERSION = 1
 
@@ -85,7 +88,8 @@ class Comparison:
     """Everything that a lockstep run found. True when every site is within its tolerance, explained, or healed.
 
     Iterating yields :class:`SiteResult`, worst margin first. ``missing`` maps sites that could not be compared to the
-    reason. ``taps`` tells where each site lives; ``notes`` are lines for people.
+    reason. ``taps`` tells where each site lives; ``notes`` are lines for people; ``localization`` is what each site
+    adds by itself, where that was measured.
     """
 
     engine: SessionInfo
@@ -99,6 +103,7 @@ class Comparison:
     taps: tuple[Tap, ...] = ()
     notes: tuple[str, ...] = ()
     dump: str = ""
+    localization: Localization | None = None
 
     def __bool__(self) -> bool:
         return bool(self.results) and not self.missing and all(result.ok for result in self.results) and self.logits_ok
@@ -212,6 +217,7 @@ class Comparison:
             "taps": [t.to_json() for t in self.taps],
             "notes": list(self.notes),
             "dump": self.dump,
+            "localization": self.localization.to_json() if self.localization else None,
         }
 
     @classmethod
@@ -234,6 +240,7 @@ class Comparison:
             taps=tuple(Tap.from_json(t) for t in data["taps"]),
             notes=tuple(data["notes"]),
             dump=data["dump"],
+            localization=localization_from_json(data.get("localization")),
         )
 
     def save(self, path: Path) -> None:
@@ -244,6 +251,15 @@ class Comparison:
     def load(cls, path: Path) -> Comparison:
         """Inverse of :meth:`save`."""
         return cls.from_json(json.loads(path.read_text()))
+
+
+def localization_from_json(data: Mapping[str, Any] | None) -> Localization | None:
+    """Read the localization of a comparison, where it has one."""
+    if data is None:
+        return None
+    from ditto_core.localize import Localization
+
+    return Localization.from_json(data)
 
 
 def judge(

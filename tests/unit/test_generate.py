@@ -45,11 +45,12 @@ def test_greedy_reads_the_last_position():
     assert greedy(logits).tolist() == [1, 3]
 
 
-def test_padding_is_left_out_along_both_length_axes():
+def test_padding_is_left_out_and_a_real_query_counts_with_all_its_keys():
     mask = torch.tensor([[1, 1, 1], [0, 0, 1]])
     valid = valid_elements(("batch", "head", "length", "total"), mask, 2)
     assert valid is not None
-    assert valid.shape == (2, 1, 2, 3)
-    assert valid[1, 0].tolist() == [[False, False, False], [False, False, True]]
+    assert valid[..., 0].squeeze(1).tolist() == [[True, True], [False, True]]
+    keys = valid_elements(("batch", "head", "total", ""), mask, 2)
+    assert keys[..., 0].squeeze(1).tolist() == [[True, True, True], [False, False, True]]
     assert valid_elements(("batch", "length", ""), torch.ones(2, 3), 3) is None
     assert valid_elements(("", "length", ""), mask, 3) is None

@@ -1,0 +1,93 @@
+"""SmolLM2-135M with one fault at each of ten sites: the blamed site, the cause, the builds and the time.
+
+    python benchmarks/smollm2_faults.py --model DIR --cache DIR
+
+``DIR`` is the model's directory (GGUF or safetensors). Each case is one build and one run of 2 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from ditto_core.cache import Cache
+from ditto_core.localize import EVERYTHING
+from ditto_core.options import PairOptions
+from ditto_core.pair import Pair
+from ditto_core.spec import EngineSpec
+from ditto_core.workspace import Workspace
+from tests.faults import FaultyWorkspace, graph, weights
+
+PROMPT = "The capital of France is Paris, and the capital of Italy is"
+LAYER = "model.layers."
+
+FAULTS = {
+    f"{LAYER}1.mlp.down_proj": (weights.scaled(f"{LAYER}1.mlp.down_proj", 1.01), "weight scaled", 0),
+    f"{LAYER}10.mlp.down_proj": (weights.scaled(f"{LAYER}10.mlp.down_proj", 1.0001), "weight scaled", 0),
+    f"{LAYER}9.input_layernorm": (
+        graph.constant_changed(f"{LAYER}9.input_layernorm", "Add", lambda e: e * 100),
+        "norm epsilon",
+        0,
+    ),
+    f"{LAYER}5.self_attn.q_proj": (weights.interleaved(f"{LAYER}5.self_attn.q_proj", 9), "fused weight order", 0),
+    f"{LAYER}14.self_attn:probs": (
+        graph.constant_changed(f"{LAYER}14.self_attn:probs", "Mul", lambda s: s * 1.001),
+        "attention scale",
+        0,
+    ),
+    "model.rotary_emb": (graph.rope_frequencies(lambda f: f * 1.001), "RoPE scaling factor", 0),
+    f"{LAYER}20.self_attn:v_states": (graph.past_scaled(20, "value", 0.99), "KV cache scale", 1),
+    f"{LAYER}0:in.attention_mask": (graph.mask_without_self(), "mask off by one", 0),
+    f"{LAYER}25.mlp.up_proj": (weights.quantized(f"{LAYER}25.mlp.up_proj"), "weights quantized", 0),
+    f"{LAYER}29": (graph.residual_missing(f"{LAYER}29", 1), "residual missing", 0),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--cache", type=Path, required=True)
+    options = parser.parse_args()
+    spec = EngineSpec.of(options.model, outputs=EVERYTHING)
+    cache = Cache(options.cache)
+    Workspace(cache).build(spec)
+    wrong = 0
+    print("| fault at | blamed | cause | builds | local | next largest | accumulated above 1e-5 | s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for site, (fault, kind, step) in FAULTS.items():
+        with tempfile.TemporaryDirectory(dir=options.cache) as folder:
+            workspace = FaultyWorkspace(cache, fault, Path(folder))
+            start = time.perf_counter()
+            pair = Pair(workspace, spec, PairOptions(observer=False))
+            comparison = pair.generate(PROMPT, max_new_tokens=2, localize=True)
+            seconds = time.perf_counter() - start
+            pair.close()
+        found = comparison.localization
+        assert found is not None
+        first, cause = found.first, found.cause
+        right = first is not None and (first.site, first.step) == (site, step)
+        wrong += not right
+        others = [r.metrics.rel_l2 for r in found.results if first is None or r.site != first.site]
+        inherited = sum(r.metrics.rel_l2 > 1e-5 for r in comparison.results)
+        print(
+            f"| {site} | {first.site if right and first else first} | {cause.kind if cause else '-'}"
+            f"{'' if cause and cause.kind == kind else ' (expected ' + kind + ')'} | {workspace.builds} "
+            f"| {first.local if first else 0:.1e} | {max(others):.1e} "
+            f"| {inherited} of {len(comparison.results)} | {seconds:.0f} |",
+            flush=True,
+        )
+        for item in found.blamed[1:4]:
+            print(f"  also {item}")
+        for line in cause.evidence if cause else ():
+            print(f"  {line}")
+    print(f"{len(FAULTS) - wrong} of {len(FAULTS)} blamed sites right")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""What a cause is, what a rule looks at, and how rules are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ditto_core.compare.metrics import Metrics
+    from ditto_core.localize.result import Blame
+    from ditto_core.sites import Tap
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A named kind of fault: ``confidence`` 0 to 1, the evidence as lines for people, and what to do next."""
+
+    kind: str
+    site: str
+    confidence: float
+    evidence: tuple[str, ...]
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.site}: {self.evidence[0]}" if self.evidence else f"{self.kind} at {self.site}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Cause:
+        """Inverse of :meth:`to_json`."""
+        return cls(**{**data, "evidence": tuple(data["evidence"])})
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One blamed site at one step, with the tensors of both sides; all floating tensors are float64.
+
+    ``actual`` is the engine's tensor, ``expected`` what the model's own code computes from the engine's tensors
+    upstream. ``valid`` marks the elements that belong to real tokens (None: all). ``root`` is the model with the
+    weights that the engine should have; ``inputs`` are the step's model inputs, ``past`` the engine's KV cache
+    before it.
+    """
+
+    blame: Blame
+    tap: Tap
+    actual: torch.Tensor
+    expected: torch.Tensor
+    valid: torch.Tensor | None
+    root: nn.Module
+    dtype: str
+    inputs: Mapping[str, torch.Tensor]
+    captured: Mapping[str, torch.Tensor]
+    past: Mapping[str, torch.Tensor]
+    metrics: Metrics
+
+    @property
+    def site(self) -> str:
+        """The blamed site."""
+        return self.blame.site
+
+    @property
+    def port(self) -> str:
+        """The port of the site, an empty string for a module's output."""
+        return self.site.partition(":")[2]
+
+    @property
+    def module(self) -> nn.Module:
+        """The module whose code computes the site."""
+        return self.root.get_submodule(self.blame.module)
+
+    @property
+    def config(self) -> Any:
+        """The decoder's configuration, or an empty object."""
+        config: Any = getattr(self.root, "config", None)
+        return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+    @property
+    def past_length(self) -> int:
+        """Tokens in the cache before this step."""
+        mask, ids = self.inputs.get("attention_mask"), self.inputs.get("input_ids")
+        return 0 if mask is None or ids is None else mask.shape[1] - ids.shape[1]
+
+    def tensor(self, site: str) -> torch.Tensor | None:
+        """Return the engine's tensor at a site, by any of its names."""
+        found = self.captured.get(site)
+        return None if found is None else found.double()
+
+    def sibling(self, port: str) -> torch.Tensor | None:
+        """Return the engine's tensor at another port of the same module."""
+        return self.tensor(f"{self.site.partition(':')[0]}:{port}")
+
+    def distance(self, candidate: torch.Tensor) -> float:
+        """Return the rel-L2 of the engine's tensor against another explanation of it."""
+        return self.distance_between(self.actual, candidate)
+
+    def distance_between(self, first: torch.Tensor, second: torch.Tensor) -> float:
+        """Return the rel-L2 of one tensor against another of the site's shape, padding left out."""
+        a, b = self.chosen(first), self.chosen(second)
+        size, error = float(b.norm()), float((a - b).norm())
+        return error / size if size else (0.0 if not error else float("inf"))
+
+    def chosen(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the elements that count, flat."""
+        return tensor.reshape(-1) if self.valid is None else tensor[self.valid.expand(tensor.shape)]
+
+    def explains(self, candidate: torch.Tensor | None, share: float = 0.98) -> bool:
+        """Tell whether a candidate accounts for the engine's tensor: up to the bound, or for ``share`` of the error."""
+        if candidate is None or candidate.shape != self.actual.shape:
+            return False
+        error = self.distance(candidate)
+        now = self.distance(self.expected)
+        return error <= 0.5 * now and error <= max(self.blame.bound, (1 - share) * min(now, 1.0))
+
+    def confidence(self, candidate: torch.Tensor) -> float:
+        """Return 0.99 for a candidate that leaves rounding only, 0.9 for one that leaves a little more."""
+        return 0.99 if self.distance(candidate) <= self.blame.bound else 0.9
+
+    def cause(self, kind: str, confidence: float, evidence: Sequence[str], next_step: str) -> Cause:
+        """Name a cause at this site."""
+        return Cause(kind, self.site, confidence, tuple(evidence), next_step)
+
+
+def parameter(module: nn.Module, name: str) -> torch.Tensor | None:
+    """Return a parameter or buffer of a module in float64, or None where there is none."""
+    import torch
+
+    value = getattr(module, name, None)
+    return value.double() if isinstance(value, torch.Tensor) else None
+
+
+Rule = Callable[[Evidence], "Cause | None"]
+"""Looks at the evidence of one site and names a cause; one that does not fit says nothing."""
+
+
+def first_cause(evidence: Evidence, rules: Iterable[Rule]) -> Cause | None:
+    """Return the first cause that a family's rules name; they are ordered from the most specific on."""
+    for rule in rules:
+        found = rule(evidence)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,163 @@
+"""The KV cache: what the engine reads back is not what it wrote, or it wrote the wrong thing."""
+
+from __future__ import annotations
+
+import torch
+
+from ditto_core.causes.base import Cause, Evidence, first_cause
+from ditto_core.causes.heads import states
+from ditto_core.causes.linear import slope
+
+MOST_CODES = 256
+
+
+def cache(evidence: Evidence) -> Cause | None:
+    """Explain keys and values [batch, kv_head, total, dim]; other sites are passed over."""
+    if evidence.tap.value.startswith("present."):
+        return first_cause(evidence, RULES)
+    return None
+
+
+def before(evidence: Evidence) -> torch.Tensor | None:
+    """Return what the engine had in this place of its cache before the step, [batch, kv_head, past, dim]."""
+    past = evidence.past.get(evidence.site)
+    return None if past is None or not past.shape[2] else past.double()
+
+
+def real(evidence: Evidence, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the real tokens of the past as [token, …]."""
+    mask = evidence.inputs["attention_mask"][:, : tensor.shape[2]].bool()
+    return tensor.transpose(1, 2)[mask]
+
+
+def close(evidence: Evidence, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether two parts of the past are the same but for rounding."""
+    x, y = real(evidence, a), real(evidence, b)
+    return float((x - y).norm()) <= max(evidence.blame.bound, 1e-6) * float(y.norm())
+
+
+def past_changed(evidence: Evidence) -> Cause | None:
+    """The step sees another past than the one that the engine itself put out before."""
+    past = before(evidence)
+    if past is None:
+        return None
+    seen = evidence.actual[:, :, : past.shape[2]]
+    if close(evidence, seen, past):
+        return None
+    return first_cause(evidence, PAST_RULES)
+
+
+def past_scaled(evidence: Evidence) -> Cause | None:
+    """The past comes back multiplied."""
+    past = before(evidence)
+    assert past is not None
+    seen = evidence.actual[:, :, : past.shape[2]]
+    factor = slope(real(evidence, seen), real(evidence, past))
+    if not factor or not close(evidence, seen, past * factor):
+        return None
+    line = f"cached tokens come back multiplied by {factor:.6g}, new ones are right"
+    return evidence.cause("KV cache scale", 0.97, [line], "check the scale of the KV cache (write and read must agree)")
+
+
+def past_lost(evidence: Evidence) -> Cause | None:
+    """The past comes back as zeros."""
+    past = before(evidence)
+    assert past is not None
+    if real(evidence, evidence.actual[:, :, : past.shape[2]]).any():
+        return None
+    return evidence.cause(
+        "KV cache lost", 0.97, ["all cached tokens come back as zeros"], "check how the cache is bound"
+    )
+
+
+def past_stale(evidence: Evidence) -> Cause | None:
+    """Cached tokens are those of an earlier step, of another row or of another tensor."""
+    past = before(evidence)
+    assert past is not None
+    length = past.shape[2]
+    seen = evidence.actual[:, :, :length]
+    if length > 1 and close(evidence, seen[:, :, 1:], past[:, :, :-1]):
+        line = "cached tokens are shifted by one: each step reads the row before"
+        return evidence.cause("stale KV cache", 0.95, [line], "check the write position of the cache")
+    last = seen[:, :, -1] - past[:, :, -1]
+    if (
+        length > 1
+        and not bool((last == 0).all())
+        and float((seen[:, :, -1] - past[:, :, -2]).norm()) < 1e-6 * float(past.norm())
+    ):
+        line = "the last cached token is a copy of the one before it"
+        return evidence.cause("stale KV cache", 0.95, [line], "run the same prompt cold, warm and without a cache")
+    for roll in range(1, past.shape[0]):
+        if close(evidence, seen, past.roll(roll, 0)):
+            line = f"row 0 reads the cache of row {(past.shape[0] - roll) % past.shape[0]}"
+            return evidence.cause(
+                "KV cache of another row", 0.97, [line], "check how cache blocks are assigned to rows"
+            )
+    for site, other in evidence.past.items():
+        if site != evidence.site and other.shape == past.shape and close(evidence, seen, other.double()):
+            line = f"the cached tokens are those of {site}"
+            return evidence.cause("KV cache of another layer", 0.97, [line], "check the order of the cache tensors")
+    return None
+
+
+def quantized(evidence: Evidence) -> Cause | None:
+    """All values lie on a coarse grid."""
+    past = before(evidence)
+    parts = [("cached", evidence.actual[:, :, : past.shape[2]], past)] if past is not None else []
+    start = evidence.past_length
+    parts.append(("new", evidence.actual[:, :, start:], evidence.expected[:, :, start:]))
+    for name, seen, wanted in parts:
+        grid = step_of(seen)
+        if grid is None or float((seen - wanted).norm()) < 1e-5 * float(wanted.norm()):
+            continue
+        peak = float(wanted.abs().max())
+        codes = len(torch.unique((seen / grid).round()))
+        rounded = (wanted / grid).round() * grid
+        if float((seen - rounded).norm()) > 0.3 * float((seen - wanted).norm()):
+            continue
+        lines = [f"{name} values are multiples of {grid:.4g}: the cache uses {codes} of 256 codes"]
+        lines.append(f"largest value {peak:.4g}; int8 with a fitting scale would use steps of {peak / 127:.2g}")
+        return evidence.cause(
+            "quantized KV cache scale", 0.95, lines, "calibrate the scale of the KV cache; 1.0 is a default"
+        )
+    return None
+
+
+def step_of(tensor: torch.Tensor) -> float | None:
+    """Return the grid that all values lie on, or None when there is no coarse one."""
+    values = torch.unique(tensor.abs())
+    values = values[values > 0]
+    if len(values) < 2 or len(values) > MOST_CODES:
+        return None
+    grid = float(torch.cat([values[:1], values.diff()]).min())
+    ratio = values / grid
+    return grid if grid and float((ratio - ratio.round()).abs().max()) < 1e-2 else None
+
+
+def new_stale(evidence: Evidence) -> Cause | None:
+    """The new token's entry repeats the last cached one."""
+    past = before(evidence)
+    if past is None or evidence.actual.shape[2] != past.shape[2] + 1:
+        return None
+    new, last = evidence.actual[:, :, -1], past[:, :, -1]
+    if float((new - last).norm()) > 1e-5 * float(last.norm()):
+        return None
+    line = "the new token's entry repeats the last cached one"
+    return evidence.cause("stale KV cache", 0.96, [line], "run the same prompt cold, warm and without a cache")
+
+
+def new_scaled(evidence: Evidence) -> Cause | None:
+    """New values are a multiple of the projection's output."""
+    x = states(evidence)
+    if x is None or evidence.port != "v_states":
+        return None
+    new = evidence.actual[:, :, -x.shape[2] :]
+    factor = slope(new, x)
+    if abs(factor - 1) < 1e-4 or float((new - x * factor).norm()) > 1e-5 * float(new.norm()):
+        return None
+    line = f"new values = {factor:.6g} x those of the projection"
+    return evidence.cause("KV cache scale", 0.95, [line], "check the scale of the KV cache (write and read must agree)")
+
+
+PAST_RULES = (past_scaled, past_lost, past_stale)
+RULES = (past_changed, new_stale, quantized, new_scaled)

@@ -1,0 +1,151 @@
+"""Embeddings: which ids the engine looked up, and in what table."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.linear import rows, slope
+from ditto_core.causes.rounding import integers
+
+LARGEST_TABLE = 1 << 16
+
+
+def embedding(evidence: Evidence) -> Cause | None:
+    """Explain an embedding's output; other sites are passed over."""
+    if evidence.port or not isinstance(evidence.module, nn.Embedding):
+        return None
+    return first_cause(evidence, RULES)
+
+
+def scale_missing(evidence: Evidence) -> Cause | None:
+    """The rows are right up to one factor."""
+    factor = slope(rows(evidence, evidence.actual), rows(evidence, evidence.expected))
+    candidate = evidence.expected * factor
+    if not factor or not evidence.explains(candidate):
+        return None
+    width = evidence.actual.shape[-1]
+    if abs(factor * width**0.5 - 1) < 0.01:
+        line = f"output = expected / sqrt({width}): the scale by the root of the width is missing"
+        kind = "embedding scale missing"
+    else:
+        line, kind = f"output = {factor:.6g} x expected", "weight scaled"
+    return evidence.cause(kind, evidence.confidence(candidate), [line], "multiply the embeddings as the model does")
+
+
+def other_rows(evidence: Evidence) -> Cause | None:
+    """The engine looked other ids up than it was given."""
+    ids = wanted_ids(evidence)
+    table = table_of(evidence) * table_scale(evidence)
+    if ids is None or table.shape[0] > LARGEST_TABLE:
+        return None
+    found = torch.cdist(evidence.actual.reshape(-1, table.shape[1]), table).argmin(1).reshape(ids.shape)
+    if not evidence.explains(table[found]):
+        return None
+    wrong = (found != ids) & valid_tokens(evidence, ids)
+    return describe_ids(evidence, ids, found, wrong) if wrong.any() else None
+
+
+def describe_ids(evidence: Evidence, ids: torch.Tensor, found: torch.Tensor, wrong: torch.Tensor) -> Cause | None:
+    """Name the pattern of wrong ids."""
+    row, column = (int(i) for i in wrong.nonzero()[0])
+    first = f"row {row}, token {column}: id {int(ids[row, column])} was looked up as {int(found[row, column])}"
+    words = ids.reshape(-1).contiguous().view(torch.int32)[: ids.numel()].reshape(ids.shape)
+    if torch.equal(words.long()[wrong], found[wrong]):
+        line = "the ids are the 32-bit halves of the 64-bit ids: every second one is 0"
+        return evidence.cause(
+            "int64 read as int32", 0.99, [line, first], "bind the input in the dtype the engine wants"
+        )
+    for bits in (8, 16):
+        if torch.equal((ids % 2**bits)[wrong], found[wrong]):
+            line = f"the ids are cut to {bits} bits"
+            return evidence.cause("ids truncated", 0.98, [line, first], "keep token ids in 32 or 64 bits")
+    if positional(evidence):
+        return positions(evidence, ids, found, wrong, first)
+    shift = torch.unique((found - ids)[wrong])
+    if len(shift) == 1:
+        line = f"every wrong id is off by {int(shift):+d}"
+        return evidence.cause("ids shifted", 0.95, [line, first], "check the first id of the engine's table")
+    if torch.equal(found.clamp(min=1), found) and len(torch.unique(found[wrong])) == 1:
+        line = f"{int(wrong.sum())} ids became {int(found[wrong][0])}"
+        return evidence.cause("ids replaced", 0.9, [line, first], "check the size of the engine's vocabulary")
+    line = f"{int(wrong.sum())} of {wrong.numel()} tokens were looked up under other ids"
+    return evidence.cause("other ids", 0.85, [line, first], "compare the inputs before the first layer")
+
+
+def positions(
+    evidence: Evidence, ids: torch.Tensor, found: torch.Tensor, wrong: torch.Tensor, first: str
+) -> Cause | None:
+    """Name the pattern of wrong positions in a table of learned positions."""
+    mask = evidence.inputs["attention_mask"]
+    length = ids.shape[1]
+    plain = torch.arange(evidence.past_length, mask.shape[1]).expand_as(found)[:, -length:]
+    padded = ~mask.bool().all(1)
+    if padded.any() and torch.equal(found[wrong], plain[wrong]):
+        line = f"positions count padding: only padded rows {padded.nonzero().flatten().tolist()} are wrong"
+        return evidence.cause(
+            "padding positions", 0.98, [line, first], "pass position_ids made from the attention mask"
+        )
+    shift = torch.unique((found - ids)[wrong])
+    if len(shift) != 1:
+        return None
+    line = f"every position is off by {int(shift):+d}"
+    return evidence.cause("positions shifted", 0.95, [line, first], "check where the engine starts to count")
+
+
+def quantized(evidence: Evidence) -> Cause | None:
+    """Rows of a rounded table."""
+    ids = wanted_ids(evidence)
+    if ids is None:
+        return None
+    table = table_of(evidence)
+    for name, bits, whole in (("int8, one scale a row", 8, False), ("int8, one scale", 8, True), ("int4", 4, False)):
+        candidate = integers(table, bits, per_tensor=whole)[ids] * table_scale(evidence)
+        if evidence.explains(candidate):
+            return evidence.cause(
+                "weights quantized", 0.95, [f"the table holds {name}"], "keep the embedding unquantized"
+            )
+    return None
+
+
+def zeroed(evidence: Evidence) -> Cause | None:
+    """The table is empty."""
+    if evidence.metrics.all_zero_actual and not evidence.metrics.all_zero_expected:
+        return evidence.cause("weights zeroed", 0.97, ["all rows are zero"], "check that the table was loaded")
+    return None
+
+
+def table_of(evidence: Evidence) -> torch.Tensor:
+    """Return the table [id, width]."""
+    table = parameter(evidence.module, "weight")
+    assert table is not None
+    return table
+
+
+def positional(evidence: Evidence) -> bool:
+    """Tell whether the table is looked up by position (GPT-2's ``wpe``)."""
+    name = evidence.blame.module.rpartition(".")[2]
+    return name == "wpe" or "position" in name
+
+
+def wanted_ids(evidence: Evidence) -> torch.Tensor | None:
+    """Return the ids that should be looked up, int64 [batch, length]."""
+    ids = evidence.inputs.get("position_ids" if positional(evidence) else "input_ids")
+    return ids if ids is not None and ids.shape == evidence.actual.shape[:-1] else None
+
+
+def table_scale(evidence: Evidence) -> float:
+    """Return the factor between the table and the module's output (Gemma scales by the root of the width)."""
+    scale = getattr(evidence.module, "embed_scale", 1.0)
+    return float(scale)
+
+
+def valid_tokens(evidence: Evidence, ids: torch.Tensor) -> torch.Tensor:
+    """Return which ids belong to real tokens."""
+    if evidence.valid is None:
+        return torch.ones_like(ids, dtype=torch.bool)
+    return evidence.valid.expand(evidence.actual.shape)[..., 0]
+
+
+RULES = (zeroed, scale_missing, other_rows, quantized)

@@ -1,0 +1,140 @@
+"""Causes that any site can have: residual additions, saturation, narrow formats, overflow, a constant factor."""
+
+from __future__ import annotations
+
+import torch
+
+from ditto_core.causes.base import Cause, Evidence
+from ditto_core.causes.linear import slope
+
+
+def residual(evidence: Evidence) -> Cause | None:
+    """A sum of two captured tensors in which one has another weight than 1."""
+    names = evidence.blame.inputs
+    terms = [t for t in map(evidence.tensor, names) if t is not None and t.shape == evidence.actual.shape]
+    if len(terms) != 2 or len(names) != 2 or evidence.distance_between(terms[0] + terms[1], evidence.expected) > 1e-2:
+        return None
+    columns = torch.stack([evidence.chosen(term) for term in terms], 1)
+    found = torch.linalg.lstsq(columns, evidence.chosen(evidence.actual)[:, None]).solution.flatten().tolist()
+    candidate = terms[0] * found[0] + terms[1] * found[1]
+    if not evidence.explains(candidate):
+        return None
+    weights = dict(zip(names, found, strict=True))
+    lost = [name for name, weight in weights.items() if abs(weight) < 1e-3]
+    text = " + ".join(f"{weight:.4g} x {name}" for name, weight in weights.items())
+    kind = "residual missing" if lost else "residual scaled"
+    lines = [f"sum = {text}", *(f"{name} is not added" for name in lost)]
+    return evidence.cause(kind, evidence.confidence(candidate), lines, "compare the addition in the engine's graph")
+
+
+def factor_missing(evidence: Evidence) -> Cause | None:
+    """A product of two captured tensors in which one is left out."""
+    names = evidence.blame.inputs
+    terms = {name: evidence.tensor(name) for name in names}
+    for name, term in terms.items():
+        if len(names) == 2 and term is not None and evidence.explains(term):
+            other = next(n for n in names if n != name)
+            line = f"the output is {name} alone, {other} takes no part"
+            return evidence.cause(
+                "operand ignored", 0.97, [line], "compare the operator's inputs in the engine's graph"
+            )
+    return None
+
+
+def overflow(evidence: Evidence) -> Cause | None:
+    """Values beyond the dtype's range."""
+    largest = {"float16": 65504.0}.get(evidence.dtype)
+    if largest is None or not evidence.metrics.inf_actual or evidence.metrics.max_expected < largest:
+        return None
+    line = (
+        f"{evidence.metrics.inf_actual} values are infinite; the largest should be {evidence.metrics.max_expected:.4g}"
+    )
+    return evidence.cause(
+        "overflow", 0.95, [line], f"keep this operator in float32: {evidence.dtype} ends at {largest:.0f}"
+    )
+
+
+def saturated(evidence: Evidence) -> Cause | None:
+    """Values are cut off at a bound that several of them share."""
+    actual, expected = evidence.chosen(evidence.actual), evidence.chosen(evidence.expected)
+    if not torch.isfinite(actual).all() or not len(actual):
+        return None
+    low, high = float(actual.min()), float(actual.max())
+    if low == high:
+        return None
+    cut_high, cut_low = int((expected > high).sum()), int((expected < low).sum())
+    candidate = evidence.expected.clamp(low, high)
+    at_high, at_low = int((actual == high).sum()), int((actual == low).sum())
+    shared = (cut_high == 0 or at_high >= cut_high) and (cut_low == 0 or at_low >= cut_low)
+    if cut_high + cut_low == 0 or not shared or not evidence.explains(candidate):
+        return None
+    peak = float(expected.abs().max())
+    line = (
+        f"{cut_high + cut_low} of {len(actual)} values are cut to [{low:.6g}, {high:.6g}]; "
+        f"the largest should be {peak:.4g}"
+    )
+    return evidence.cause(
+        "saturation", evidence.confidence(candidate), [line], "calibrate with representative inputs, or widen the cast"
+    )
+
+
+def narrow_format(evidence: Evidence) -> Cause | None:
+    """Every value is one that a narrower format holds: it was cast on the way."""
+    if evidence.dtype != "float32":
+        return None
+    actual = evidence.chosen(evidence.actual)
+    if len(actual) < 64 or not torch.isfinite(actual).all():
+        return None
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        held = actual.to(dtype).double() == actual
+        if (
+            bool(held.all())
+            and not bool((actual == actual.round()).all())
+            and evidence.explains(evidence.expected.to(dtype).double(), share=0.3)
+        ):
+            line = f"every value is one that {name} holds: the tensor was cast to {name} and back"
+            return evidence.cause(
+                "narrow cast", 0.95, [line], "look for a cast in the engine's graph, or a precision flag"
+            )
+    return None
+
+
+def constant_factor(evidence: Evidence) -> Cause | None:
+    """One factor on everything."""
+    factor = slope(evidence.chosen(evidence.actual), evidence.chosen(evidence.expected))
+    candidate = evidence.expected * factor
+    if abs(factor - 1) < 1e-9 or not evidence.explains(candidate):
+        return None
+    line = f"output = {factor:.6g} x expected, {evidence.distance(candidate):.1e} is left after that"
+    kind = "sign" if abs(factor + 1) < 1e-3 else "constant factor"
+    return evidence.cause(kind, 0.9, [line], "look for a scale in the engine's operator")
+
+
+def all_zero(evidence: Evidence) -> Cause | None:
+    """Nothing comes out."""
+    if not evidence.metrics.all_zero_actual or evidence.metrics.all_zero_expected:
+        return None
+    return evidence.cause("all zero", 0.8, ["the engine's tensor is zero everywhere"], "check the operator's inputs")
+
+
+def not_finite(evidence: Evidence) -> Cause | None:
+    """NaN or Inf from finite inputs."""
+    bad = ~torch.isfinite(evidence.chosen(evidence.actual))
+    if not bad.any() or not torch.isfinite(evidence.chosen(evidence.expected)).all():
+        return None
+    line = f"{int(bad.sum())} of {bad.numel()} values are NaN or Inf here first; everything upstream is finite"
+    return evidence.cause("not finite", 0.6, [line], "check the operator's range in this dtype")
+
+
+def displaced(evidence: Evidence) -> Cause | None:
+    """The right values at another position or in another row."""
+    for axis, name in ((1, "position"), (0, "row")):
+        size = evidence.actual.shape[axis] if evidence.actual.ndim == 3 else 0
+        for shift in (1, -1):
+            if size > 2 and evidence.valid is None and evidence.explains(evidence.expected.roll(shift, axis)):
+                line = f"each {name} has what belongs to the {name} {'before' if shift > 0 else 'after'} it"
+                return evidence.cause("positions displaced", 0.9, [line], "check the gather or slice before this site")
+    return None
+
+
+RULES = (overflow, residual, factor_missing, saturated, narrow_format, displaced, constant_factor, all_zero, not_finite)

@@ -1,0 +1,288 @@
+"""Linear layers: what was done to the weight that explains the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.rounding import QUANTIZERS, round_bits
+
+LARGEST_PERMUTATION = 8192
+"""Output channels up to which a permutation is searched (memory grows with the square)."""
+
+
+def linear(evidence: Evidence) -> Cause | None:
+    """Explain a linear layer's output from its captured input; other sites are passed over."""
+    if evidence.port or weight_of(evidence.module) is None or layer_input(evidence) is None:
+        return None
+    return first_cause(evidence, RULES)
+
+
+def weight_of(module: nn.Module) -> torch.Tensor | None:
+    """Return the weight [out, in] of a linear layer, also of GPT-2's transposed ``Conv1D``; else None."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or isinstance(module, nn.Embedding):
+        return None
+    return (weight.T if type(module).__name__ == "Conv1D" else weight).double()
+
+
+def bias_of(module: nn.Module) -> torch.Tensor | None:
+    """Return the bias [out], or None."""
+    return parameter(module, "bias")
+
+
+def layer_input(evidence: Evidence) -> torch.Tensor | None:
+    """Return the captured input [..., in]."""
+    return evidence.tensor(f"{evidence.site}:in")
+
+
+def apply(evidence: Evidence, weight: torch.Tensor, x: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the layer's output with another weight, or another input."""
+    data = layer_input(evidence) if x is None else x
+    assert data is not None
+    bias = bias_of(evidence.module)
+    return data @ weight.T + (0 if bias is None else bias)
+
+
+def fit_weight(evidence: Evidence) -> torch.Tensor:
+    """Return the engine's output without the bias, as [token, out]."""
+    bias = bias_of(evidence.module)
+    return evidence.actual - (0 if bias is None else bias)
+
+
+def not_finite(evidence: Evidence) -> Cause | None:
+    """Output channels that are NaN or Inf for every token come from the weights."""
+    bad = ~torch.isfinite(rows(evidence, evidence.actual))
+    x = layer_input(evidence)
+    if not bad.any() or x is None or not torch.isfinite(x).all():
+        return None
+    always, ever = bad.all(0), bad.any(0)
+    if not always.any() or not torch.equal(always, ever):
+        return None
+    text = f"{int(always.sum())} of {len(always)} output channels are NaN or Inf for every token, the input is finite"
+    return evidence.cause("weights not finite", 0.97, [text], "look for NaN in the engine's copy of the weight")
+
+
+def zeroed(evidence: Evidence) -> Cause | None:
+    """The output is the bias alone."""
+    if rows(evidence, fit_weight(evidence)).any() or not rows(evidence, evidence.expected).any():
+        return None
+    line = "the output is zero (the bias alone) for every token, the input is not"
+    return evidence.cause("weights zeroed", 0.97, [line], "check that the weight was loaded into the engine")
+
+
+def scaled(evidence: Evidence) -> Cause | None:
+    """Every output is the same multiple of what it should be."""
+    bias = bias_of(evidence.module)
+    base = evidence.expected - (0 if bias is None else bias)
+    scale = slope(rows(evidence, fit_weight(evidence)), rows(evidence, base))
+    candidate = base * scale + (0 if bias is None else bias)
+    if not evidence.explains(candidate):
+        return None
+    line = f"output = {scale:.6g} x expected, {evidence.distance(candidate):.1e} is left after that"
+    return evidence.cause(
+        "weight scaled", evidence.confidence(candidate), [line], "compare the scale that the engine's weight has"
+    )
+
+
+def bias_lost(evidence: Evidence) -> Cause | None:
+    """The bias is missing, or counted another number of times."""
+    bias = bias_of(evidence.module)
+    if bias is None or not bias.any():
+        return None
+    times = 1 + slope(
+        rows(evidence, evidence.actual - evidence.expected), bias.expand_as(rows(evidence, evidence.actual))
+    )
+    candidate = evidence.expected + (times - 1) * bias
+    if not evidence.explains(candidate):
+        return None
+    kind = "bias missing" if abs(times) < 0.05 else "bias scaled"
+    line = f"output = expected {times - 1:+.4g} x bias"
+    return evidence.cause(kind, evidence.confidence(candidate), [line], "check the layer's bias in the engine")
+
+
+def transposed(evidence: Evidence) -> Cause | None:
+    """A square weight is used the other way round."""
+    weight = weight_of(evidence.module)
+    if weight is None or weight.shape[0] != weight.shape[1]:
+        return None
+    candidate = apply(evidence, weight.T)
+    if not evidence.explains(candidate):
+        return None
+    line = f"output = x W instead of x W^T (W is {weight.shape[0]} x {weight.shape[1]})"
+    return evidence.cause("weight transposed", evidence.confidence(candidate), [line], "transpose the weight on import")
+
+
+def permuted(evidence: Evidence) -> Cause | None:
+    """The right output channels in the wrong order, as a wrongly split fused weight gives."""
+    actual, expected = rows(evidence, evidence.actual), rows(evidence, evidence.expected)
+    if actual.shape[1] > LARGEST_PERMUTATION or not torch.isfinite(actual).all():
+        return None
+    order = torch.cdist(actual.T.contiguous(), expected.T.contiguous()).argmin(1)
+    moved = int((order != torch.arange(len(order))).sum())
+    if moved == 0 or len(torch.unique(order)) != len(order):
+        return None
+    candidate = evidence.expected[..., order]
+    if not evidence.explains(candidate):
+        return None
+    lines = [f"a permutation of the weight's rows restores the output: {moved} of {len(order)} rows are displaced"]
+    lines.append(f"row order begins {order[:8].tolist()}{pattern_of(order)}")
+    return evidence.cause(
+        "fused weight order",
+        evidence.confidence(candidate),
+        lines,
+        "check how the fused weight was split or interleaved",
+    )
+
+
+def other_weight(evidence: Evidence) -> Cause | None:
+    """Another layer's weight explains the output."""
+    x = layer_input(evidence)
+    assert x is not None
+    for name, module in same_kind(evidence):
+        bias = bias_of(module)
+        candidate = x @ as_weight(module).T + (0 if bias is None else bias)
+        if evidence.explains(candidate):
+            line = f"the weight of {name} explains the output"
+            return evidence.cause(
+                "weights of another layer", evidence.confidence(candidate), [line], "check the mapping of weight names"
+            )
+    return None
+
+
+def quantized(evidence: Evidence) -> Cause | None:
+    """The weight, and perhaps the input, rounded to a coarser format explains the output."""
+    weight, x = weight_of(evidence.module), layer_input(evidence)
+    assert weight is not None
+    assert x is not None
+    best: tuple[float, str, torch.Tensor] | None = None
+    for name, quantize_weight, quantize_input in QUANTIZERS:
+        if quantize_weight is None and quantize_input is None:
+            continue
+        w = weight if quantize_weight is None else quantize_weight(weight)
+        candidate = apply(evidence, w, x if quantize_input is None else quantize_input(x))
+        error = evidence.distance(candidate)
+        if best is None or error < best[0]:
+            best = error, name, candidate
+    if best is None or not evidence.explains(best[2], share=0.7):
+        return None
+    share = 1 - best[0] / evidence.distance(evidence.expected)
+    line = f"{best[1]} accounts for {share:.0%} of the error of {evidence.blame.local:.1e}"
+    return evidence.cause(
+        "weights quantized",
+        0.95 if share > 0.9 else 0.8,
+        [line],
+        "leave this layer out of quantization, or calibrate it",
+    )
+
+
+def reduced_precision(evidence: Evidence) -> Cause | None:
+    """Products of inputs that were rounded to fewer mantissa bits: TF32, bfloat16."""
+    weight, x = weight_of(evidence.module), layer_input(evidence)
+    assert weight is not None
+    assert x is not None
+    for bits, kind, name in ((10, "TF32", "TF32 (10 mantissa bits)"), (7, "bfloat16 products", "bfloat16")):
+        candidate = apply(evidence, round_bits(weight, bits), round_bits(x, bits))
+        if evidence.explains(candidate, share=0.7):
+            line = f"rounding both factors to {name} accounts for the error of {evidence.blame.local:.1e}"
+            step = "set NVIDIA_TF32_OVERRIDE=0, or the builder's TF32 flag off" if bits == 10 else "compute in float32"
+            return evidence.cause(kind, 0.95, [line], step)
+    return None
+
+
+def some_rows(evidence: Evidence) -> Cause | None:
+    """Only some output channels are wrong: part of the weight was changed."""
+    actual, expected = rows(evidence, evidence.actual), rows(evidence, evidence.expected)
+    error = (actual - expected).norm(dim=0) / expected.norm(dim=0).clamp(min=1e-30)
+    bad = ~(error <= 20 * evidence.blame.bound)
+    count = int(bad.sum())
+    if not 0 < count <= len(bad) // 4:
+        return None
+    where = bad.nonzero().flatten().tolist()
+    lines = [
+        f"{count} of {len(bad)} output channels are wrong: {where[:8]}{' …' if count > 8 else ''}; the others are exact"
+    ]
+    lines.append(f"largest error in channel {int(error.argmax())}: {float(error.max()):.1e}")
+    return evidence.cause("weight rows changed", 0.7, lines, "compare these rows of the weight with the checkpoint")
+
+
+def low_accumulation(evidence: Evidence) -> Cause | None:
+    """Rounding noise well above the floor, on a sum of many products: the accumulator is too narrow."""
+    weight, x = weight_of(evidence.module), layer_input(evidence)
+    assert weight is not None
+    assert x is not None
+    if evidence.dtype == "float32" or evidence.distance(evidence.expected) > 0.05:
+        return None
+    terms = x.abs() @ weight.abs().T
+    error = (evidence.actual - evidence.expected).abs()
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[evidence.dtype]
+    share = float((rows(evidence, error) / rows(evidence, terms).clamp(min=1e-30)).max())
+    bias = abs(float(rows(evidence, evidence.actual - evidence.expected).mean()))
+    spread = float(rows(evidence, error).mean())
+    if share > unit * weight.shape[1] ** 0.5 or bias > 0.2 * spread:
+        return None
+    line = (
+        f"unbiased error of {evidence.blame.local:.1e}, {evidence.blame.local / evidence.blame.floor:.1f} x that of "
+        f"{evidence.dtype} with a float32 accumulator, over sums of {weight.shape[1]} products"
+    )
+    return evidence.cause(
+        f"{evidence.dtype} accumulation",
+        0.6,
+        [line],
+        "accumulate in float32 (strongly typed network, or cast around it)",
+    )
+
+
+def rows(evidence: Evidence, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor of real tokens as [token, channel]."""
+    if evidence.valid is None:
+        return tensor.reshape(-1, tensor.shape[-1])
+    return tensor[evidence.valid.expand(tensor.shape)[..., 0]]
+
+
+def slope(y: torch.Tensor, x: torch.Tensor) -> float:
+    """Return the least-squares factor from x to y."""
+    size = float((x * x).sum())
+    return float((x * y).sum()) / size if size else 0.0
+
+
+def as_weight(module: nn.Module) -> torch.Tensor:
+    """Return the weight of what is known to be a linear layer."""
+    weight = weight_of(module)
+    assert weight is not None
+    return weight
+
+
+def same_kind(evidence: Evidence) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the other linear layers of the same shape."""
+    shape = as_weight(evidence.module).shape
+    for name, module in evidence.root.named_modules():
+        if name != evidence.blame.module and type(module) is type(evidence.module) and as_weight(module).shape == shape:
+            yield name, module
+
+
+def pattern_of(order: torch.Tensor) -> str:
+    """Recognize the order of an interleaved split: ``order = arange(n).view(a, b).T``."""
+    size = len(order)
+    for groups in (g for g in range(2, size) if size % g == 0):
+        if torch.equal(order, torch.arange(size).reshape(groups, -1).T.reshape(-1)):
+            return f": {groups} groups are interleaved"
+    return ""
+
+
+RULES = (
+    not_finite,
+    zeroed,
+    scaled,
+    bias_lost,
+    transposed,
+    permuted,
+    other_weight,
+    reduced_precision,
+    quantized,
+    some_rows,
+    low_accumulation,
+)

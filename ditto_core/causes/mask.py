@@ -1,0 +1,152 @@
+"""Attention masks: which keys a query may see in the engine, against the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ditto_core.causes.base import Cause, Evidence
+
+
+@dataclass(frozen=True)
+class View:
+    """What the engine's queries see and what they should see, bool [batch, query, total], real queries only.
+
+    ``distance`` is key index less query index, int64 [query, total]; ``keys`` marks real keys, bool [batch, total];
+    ``rows`` marks real queries, bool [batch, query].
+    """
+
+    seen: torch.Tensor
+    wanted: torch.Tensor
+    distance: torch.Tensor
+    keys: torch.Tensor
+    rows: torch.Tensor
+    past: int
+
+    @property
+    def extra(self) -> torch.Tensor:
+        """Seen, but should not be."""
+        return self.seen & ~self.wanted & self.rows[..., None]
+
+    @property
+    def lost(self) -> torch.Tensor:
+        """Not seen, but should be."""
+        return self.wanted & ~self.seen & self.rows[..., None]
+
+
+def mask(evidence: Evidence) -> Cause | None:
+    """Explain a mask, or the zeros of attention probabilities; other sites are passed over."""
+    view = view_of(evidence)
+    if view is None or not (view.extra.any() or view.lost.any()):
+        return None
+    return name_pattern(evidence, view)
+
+
+def view_of(evidence: Evidence) -> View | None:
+    """Read who sees whom off a mask (allowed: not negative) or off probabilities (allowed: not zero)."""
+    shape = evidence.actual.shape
+    whole = evidence.inputs.get("attention_mask")
+    if whole is None or len(shape) != 4 or shape[-1] != whole.shape[1]:
+        return None
+    if evidence.port == "in.attention_mask":
+        seen, wanted = evidence.actual >= 0, evidence.expected >= 0
+    elif evidence.port == "probs":
+        seen, wanted = evidence.actual > 0, evidence.expected > 0
+    else:
+        return None
+    length, total = shape[2], shape[3]
+    distance = torch.arange(total)[None] - torch.arange(total - length, total)[:, None]
+    seen, wanted = (part.any(1).expand(whole.shape[0], length, total) for part in (seen, wanted))
+    return View(seen, wanted, distance, whole.bool(), whole[:, -length:].bool(), total - length)
+
+
+def name_pattern(evidence: Evidence, view: View) -> Cause | None:
+    """Name the pattern of what is seen too much and too little."""
+    extra, lost = view.extra, view.lost
+    step = "compare the mask that the engine builds with the model's"
+    for found in (
+        anchor(view),
+        padding(view, extra, lost),
+        off_by_one(view, extra, lost),
+        blind_rows(view),
+        window(evidence, view, extra, lost),
+        not_causal(view, extra, lost),
+    ):
+        if found is not None:
+            kind, line = found
+            return evidence.cause(kind, 0.97, [line, counts(extra, lost)], step)
+    return None
+
+
+def counts(extra: torch.Tensor, lost: torch.Tensor) -> str:
+    """Say how many pairs of query and key are concerned."""
+    return f"{int(extra.sum())} pairs of query and key are seen too much, {int(lost.sum())} too little"
+
+
+def anchor(view: View) -> tuple[str, str] | None:
+    """The causal mask starts at the top left instead of the bottom right."""
+    if not view.past:
+        return None
+    top = (view.distance + view.past <= 0) & view.keys[:, None]
+    if not agrees(view, top):
+        return None
+    return "mask anchor", f"a query at row i sees keys 0..i only, without the {view.past} cached ones before it"
+
+
+def padding(view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, str] | None:
+    """Padding keys are seen."""
+    at_padding = extra & ~view.keys[:, None]
+    if not extra.any() or lost.any() or not torch.equal(at_padding, extra):
+        return None
+    rows = extra.flatten(1).any(1).nonzero().flatten().tolist()
+    return "padding not masked", f"only keys that are padding are seen too much, in rows {rows}"
+
+
+def blind_rows(view: View) -> tuple[str, str] | None:
+    """Queries that see nothing."""
+    blind = ~view.seen.any(-1) & view.rows & view.wanted.any(-1)
+    if not blind.any():
+        return None
+    row, query = (int(i) for i in blind.nonzero()[0])
+    return "fully masked row", f"{int(blind.sum())} queries see no key at all, the first is row {row}, query {query}"
+
+
+def off_by_one(view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, str] | None:
+    """The diagonal is in the wrong place by one."""
+    real = view.keys[:, None] & view.rows[..., None]
+    diagonal, next_key = (view.distance == 0) & real, (view.distance == 1) & real
+    if not lost.any() and torch.equal(extra, next_key & ~view.wanted):
+        return "mask off by one", "each query sees the token after it"
+    if not extra.any() and torch.equal(lost, diagonal & view.wanted):
+        return "mask off by one", "no query sees itself"
+    return None
+
+
+def window(evidence: Evidence, view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, str] | None:
+    """The sliding window is ignored, or has another size."""
+    size = getattr(evidence.config, "sliding_window", None)
+    if not size:
+        return None
+    causal = (view.distance <= 0) & view.keys[:, None]
+    if extra.any() and not lost.any() and agrees(view, causal):
+        first = int((extra.any(-1) | torch.zeros_like(view.rows)).nonzero()[0][1]) + view.past
+        return "sliding window ignored", f"first bad position = {first}, config.sliding_window = {size}"
+    for other in (size - 1, size + 1, size // 2, size * 2):
+        if agrees(view, causal & (view.distance > -other)):
+            return "sliding window size", f"the engine's window is {other} tokens, config.sliding_window = {size}"
+    return None
+
+
+def not_causal(view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, str] | None:
+    """Every later token is seen."""
+    real = view.keys[:, None].expand_as(view.seen)
+    if lost.any() or not extra.any() or not agrees(view, real):
+        return None
+    return "causal mask missing", "every query sees all later tokens"
+
+
+def agrees(view: View, pattern: torch.Tensor) -> bool:
+    """Tell whether the engine's real queries see just what a pattern says."""
+    rows = view.rows[..., None]
+    return torch.equal(view.seen & rows, pattern.expand_as(view.seen) & rows)

@@ -1,0 +1,214 @@
+"""Rotary embedding: the frequencies, the positions and the form of the rotation that the engine uses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.heads import broadcast_heads, states
+
+BASES = (1e3, 1e4, 1e5, 5e5, 1e6, 1e7)
+
+
+def rope(evidence: Evidence) -> Cause | None:
+    """Explain cosines and sines, or rotated queries and keys; other sites are passed over."""
+    if is_table(evidence):
+        return first_cause(evidence, TABLE_RULES)
+    if evidence.port in ("q_rope", "k_rope"):
+        return first_cause(evidence, ROTATION_RULES)
+    return None
+
+
+def is_table(evidence: Evidence) -> bool:
+    """Tell whether the site is the cosine or sine output of a rotary embedding module."""
+    return hasattr(evidence.module, own_name(evidence)) and evidence.port in ("", "out.1") and evidence.actual.ndim == 3
+
+
+def own_name(evidence: Evidence) -> str:
+    """Return the name of the module's frequencies; where there are several, the call's text chooses."""
+    word = evidence.site.partition(":")[0].partition("@")[2]
+    name = f"{word}_inv_freq"
+    return name if hasattr(evidence.module, name) else "inv_freq"
+
+
+def tables(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the engine's cosine and sine [batch, length, dim]."""
+    base = evidence.site.partition(":")[0]
+    cos, sin = evidence.tensor(base), evidence.tensor(f"{base}:out.1")
+    return None if cos is None or sin is None else (cos, sin)
+
+
+def amplitude(evidence: Evidence) -> Cause | None:
+    """cos^2 + sin^2 is another constant than the model's."""
+    found = tables(evidence)
+    if found is None:
+        return None
+    square = found[0].square() + found[1].square()
+    size = float(square.mean().sqrt())
+    own = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
+    if float((square.sqrt() - size).abs().max()) > 1e-3 or abs(size / own - 1) < 1e-3:
+        return None
+    line = f"sqrt(cos^2 + sin^2) = {size:.4g} everywhere, the model's attention scaling is {own:.4g}"
+    return evidence.cause("RoPE amplitude", 0.95, [line], "check the attention factor of rope_scaling")
+
+
+def frequencies(evidence: Evidence) -> Cause | None:
+    """The engine's frequencies, read off a row at position 1, against the model's."""
+    found, place = tables(evidence), position_one(evidence)
+    if found is None or place is None:
+        return None
+    half = found[0].shape[-1] // 2
+    engine = torch.atan2(found[1][place][:half], found[0][place][:half])
+    own = own_frequencies(evidence)
+    if own is None or len(own) != half or bool((engine <= 0).any()):
+        return None
+    ratio = engine / own
+    if float((ratio - 1).abs().max()) < 1e-5:
+        return None
+    return describe(evidence, engine, own, ratio)
+
+
+def own_frequencies(evidence: Evidence) -> torch.Tensor | None:
+    """Return the model's frequencies [dim / 2], radians a token: the angles of its own table at position 1."""
+    place = position_one(evidence)
+    expected = evidence.expected[place][: evidence.expected.shape[-1] // 2] if place is not None else None
+    scale = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
+    if expected is None:
+        return None
+    ratio = (expected / scale).clamp(-1, 1)
+    return torch.arcsin(ratio) if evidence.port == "out.1" else torch.arccos(ratio)
+
+
+def position_one(evidence: Evidence) -> tuple[int, int] | None:
+    """Return a (row, column) of the step whose position is 1."""
+    positions = evidence.inputs.get("position_ids")
+    if positions is None or not bool((positions == 1).any()):
+        return None
+    row, column = (positions == 1).nonzero()[0].tolist()
+    return int(row), int(column)
+
+
+def describe(evidence: Evidence, engine: torch.Tensor, own: torch.Tensor, ratio: torch.Tensor) -> Cause | None:
+    """Name what relates two sets of frequencies."""
+    where = "error 0 at position 0, growing with the position"
+    parameters = (
+        getattr(evidence.config, "rope_parameters", None) or getattr(evidence.config, "rope_scaling", None) or {}
+    )
+    theta = flat(parameters).get("rope_theta") or getattr(evidence.config, "rope_theta", None) or 1e4
+    exponents = torch.arange(len(own), dtype=torch.float64) / len(own)
+    fitted = fit_base(engine, exponents)
+    if fitted is not None and abs(fitted / theta - 1) < 1e-3:
+        kind = str(flat(parameters).get("rope_type", "scaling"))
+        line = f"the engine's frequencies are the unscaled ones of base {theta:g}; the model applies {kind!r} scaling"
+        return evidence.cause("RoPE scaling ignored", 0.98, [line, where], "export rope_scaling, or compare its values")
+    if float((ratio / ratio.mean() - 1).abs().max()) < 1e-3:
+        factor = 1 / float(ratio.mean())
+        line = f"all frequencies are divided by {factor:.6g}"
+        return evidence.cause("RoPE scaling factor", 0.97, [line, where], "compare rope_scaling's factor on both sides")
+    if fitted is not None:
+        near = min(BASES, key=lambda base: abs(math.log(base / fitted)))
+        shown = near if abs(near / fitted - 1) < 0.02 else fitted
+        line = f"the engine's frequencies have the base {shown:.6g}, the model's {theta:g}"
+        return evidence.cause("RoPE base", 0.97, [line, where], "compare rope_theta on both sides")
+    changed = ((ratio - 1).abs() > 1e-4).nonzero().flatten().tolist()
+    line = (
+        f"{len(changed)} of {len(ratio)} frequencies differ (from number {changed[0]}), "
+        f"by factors {float(ratio[changed].min()):.4g} to {float(ratio[changed].max()):.4g}"
+    )
+    return evidence.cause("RoPE scaling differs", 0.85, [line, where], "compare rope_scaling's parameters")
+
+
+def flat(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first set of parameters where there is one a layer type."""
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return nested[0] if nested else parameters
+
+
+def fit_base(frequency: torch.Tensor, exponents: torch.Tensor) -> float | None:
+    """Return theta when frequency = theta ** -exponent for every entry, else None."""
+    logs = frequency.log()
+    slope = float((logs * exponents).sum() / exponents.square().sum())
+    if float((logs - slope * exponents).abs().max()) > 2e-3:
+        return None
+    return math.exp(-slope)
+
+
+def shifted(evidence: Evidence) -> Cause | None:
+    """The right table at other positions."""
+    found, positions = tables(evidence), evidence.inputs.get("position_ids")
+    if found is None or positions is None or parameter(evidence.module, own_name(evidence)) is None:
+        return None
+    mask = evidence.inputs["attention_mask"]
+    plain = torch.arange(evidence.past_length, mask.shape[1]).expand_as(positions)[:, -positions.shape[1] :]
+    if not mask.bool().all() and evidence.explains(table(evidence, plain)):
+        bad = (~mask.bool().all(1)).nonzero().flatten().tolist()
+        line = f"positions count padding: only the padded rows {bad} are wrong"
+        return evidence.cause("padding positions", 0.97, [line], "pass position_ids made from the attention mask")
+    for offset in (-2, -1, 1, 2, -evidence.past_length):
+        if offset and evidence.explains(table(evidence, (positions + offset).clamp(min=0))):
+            line = f"every position is off by {offset:+d}"
+            return evidence.cause("positions shifted", 0.97, [line], "check where the engine starts to count")
+    return None
+
+
+def table(evidence: Evidence, positions: torch.Tensor) -> torch.Tensor:
+    """Return the model's cosine or sine table at other positions."""
+    inverse = parameter(evidence.module, own_name(evidence))
+    assert inverse is not None
+    angles = positions.double()[..., None] * inverse
+    both = torch.cat([angles, angles], -1)
+    scale = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
+    return (both.sin() if evidence.port == "out.1" else both.cos()) * scale
+
+
+def rotation(evidence: Evidence) -> Cause | None:
+    """The right table, applied in another way."""
+    x, found = states(evidence), used_tables(evidence)
+    if x is None or found is None:
+        return None
+    new = slice(evidence.actual.shape[2] - x.shape[2], None)
+    for kind, candidate, text, step in rotations(x, *found):
+        whole = evidence.expected.clone()
+        whole[:, :, new] = candidate
+        if evidence.explains(whole):
+            return evidence.cause(kind, evidence.confidence(whole), [text], step)
+    return None
+
+
+def used_tables(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the cosine and sine that the attention module got, [batch, 1, length, dim]."""
+    base = evidence.site.partition(":")[0]
+    cos, sin = (evidence.tensor(f"{base}:in.position_embeddings.{i}") for i in (0, 1))
+    return None if cos is None or sin is None else (cos.unsqueeze(1), sin.unsqueeze(1))
+
+
+def rotations(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[tuple[str, torch.Tensor, str, str]]:
+    """Return other ways to rotate: kind, result, evidence, next step."""
+    step = "compare the rotation in the engine with apply_rotary_pos_emb"
+    half = x.shape[-1] // 2
+    even, odd = x[..., ::2], x[..., 1::2]
+    c, s = cos[..., :half], sin[..., :half]
+    pairs = torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2)
+    grouped = torch.cat([even * c - odd * s, odd * c + even * s], -1)
+    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return [
+        ("RoPE missing", x, "the states are not rotated at all", step),
+        ("RoPE interleaved", pairs, "neighbouring dimensions are rotated as pairs, the model rotates halves", step),
+        ("RoPE interleaved", grouped, "even and odd dimensions are paired, the model pairs halves", step),
+        ("RoPE direction", x * cos - turned * sin, "the rotation goes the other way (sine negated)", step),
+        ("RoPE direction", x * sin + turned * cos, "cosine and sine are exchanged", step),
+        ("RoPE half", x * cos, "the sine part of the rotation is missing", step),
+    ]
+
+
+def head_order(evidence: Evidence) -> Cause | None:
+    """Heads in another order."""
+    return broadcast_heads(evidence)
+
+
+TABLE_RULES = (amplitude, shifted, frequencies)
+ROTATION_RULES = (rotation, head_order)

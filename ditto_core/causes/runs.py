@@ -1,0 +1,124 @@
+"""Causes that show in a run as a whole, or in two runs side by side, rather than at one site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ditto_core.causes.base import Cause
+
+if TYPE_CHECKING:
+    from ditto_core.compare.comparison import Comparison, SiteResult
+    from ditto_core.localize.local import Localizer
+    from ditto_core.localize.result import Blame
+
+
+def run_causes(
+    comparison: Comparison | None, blamed: Sequence[Blame], localizer: Localizer | None = None
+) -> tuple[Cause, ...]:
+    """Return the causes that the whole run shows."""
+    if comparison is None:
+        return ()
+    return tuple(
+        cause
+        for cause in (near_tie(comparison, blamed), observer_effect(comparison), hidden_by_input(comparison, blamed))
+        if cause is not None
+    )
+
+
+def near_tie(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
+    """Tokens differ only where the reference nearly tied, and no site is to blame."""
+    ties = [(i, step) for i, row in enumerate(comparison.tokens) for step in row.differences if step in row.near_ties]
+    if blamed or not ties or any(row.flips for row in comparison.tokens) or comparison.failures:
+        return None
+    row, step = ties[0]
+    line = f"{len(ties)} tokens differ where the reference's two best logits nearly tie, first row {row}, step {step}"
+    return Cause("near tie", "logits", 0.95, (line,), "no fault: compare logits, or accept near ties")
+
+
+def observer_effect(comparison: Comparison) -> Cause | None:
+    """Tapping changed the engine's final outputs beyond what rounding does."""
+    effect = comparison.observer
+    if effect is None:
+        return None
+    floors = [r.floor for r in final_results(comparison) if r.floor]
+    bound = comparison.tolerance.factor * max(floors, default=epsilon(comparison))
+    if effect.rel_l2 <= max(bound, 4 * epsilon(comparison)):
+        return None
+    line = f"the engine without taps puts out {effect.output} that differ by {effect.rel_l2:.1e} at step {effect.step}"
+    step = "trust the plain engine's outputs; tap fewer sites, or other ones, until the two agree"
+    return Cause("observer effect", effect.output, 0.95, (line, f"rounding explains {bound:.1e}"), step)
+
+
+def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
+    """A site is wrong on its own, yet the final outputs pass: this input does not carry the fault to the end."""
+    finals = list(final_results(comparison))
+    if not blamed or not finals or not all(r.ok for r in finals):
+        return None
+    if any(row.flips for row in comparison.tokens):
+        return None
+    worst = max(finals, key=lambda r: r.verdict.margin)
+    lines = (
+        f"{blamed[0].site} adds {blamed[0].local:.1e}, yet {worst.site} passes with {worst.verdict.value:.1e}",
+        f"the run had {comparison.steps} steps of {len(comparison.tokens) or 1} rows",
+    )
+    step = (
+        "test with representative inputs: longer prompts, padding, outliers; a test of final outputs alone would pass"
+    )
+    return Cause("hidden by this input", blamed[0].site, 0.6, lines, step)
+
+
+def final_results(comparison: Comparison) -> Iterator[SiteResult]:
+    """Yield the results of the final outputs: of the sites that come last."""
+    if comparison.results:
+        last = max(r.order for r in comparison.results)
+        yield from (r for r in comparison.results if r.order == last)
+
+
+def epsilon(comparison: Comparison) -> float:
+    """Return the engine dtype's machine epsilon."""
+    from ditto_core.compare.tolerance import EPSILON
+
+    return EPSILON[comparison.engine.dtype]
+
+
+def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:
+    """Two runs of one prompt, alone and in a batch: greedy texts differ, and both runs are within rounding.
+
+    No fault: kernels are chosen by shape, and each rounds in its own way.
+    """
+    if not (alone and batched) or not alone.tokens or not batched.tokens:
+        return None
+    first, second = alone.tokens[0].engine, batched.tokens[0].engine
+    step = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
+    if step is None:
+        return None
+    line = (
+        f"alone and in a batch the engine's tokens part at step {step}; both runs are within rounding of the reference"
+    )
+    return Cause(
+        "batch-shape rounding",
+        "logits",
+        0.9,
+        (line,),
+        "no fault: kernels differ by shape; compare in float32 to be sure",
+    )
+
+
+def build_spread(first: Comparison, second: Comparison) -> Cause | None:
+    """Two builds of one spec on one input: they differ, and both are within rounding."""
+    if not (first and second):
+        return None
+    other = {(r.step, r.site): r.metrics for r in second.results}
+    differing = [r for r in first.results if (r.step, r.site) in other and r.metrics != other[r.step, r.site]]
+    if not differing:
+        return None
+    where = min(differing, key=lambda r: (r.step, r.order))
+    values = (where.metrics.rel_l2, other[where.step, where.site].rel_l2)
+    line = (
+        f"two builds differ at {len(differing)} of {len(first.results)} results, first at {where.site}: "
+        f"errors {values[0]:.2e} and {values[1]:.2e}, both within rounding"
+    )
+    return Cause(
+        "build-to-build spread", where.site, 0.9, (line,), "keep a timing cache, and a tolerance above the spread"
+    )

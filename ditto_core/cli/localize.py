@@ -1,0 +1,85 @@
+"""`ditto localize`: which site adds the error, and why. Exit code 0: none, 1: a site is to blame."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ditto_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.workspace import Workspace
+
+
+def command(
+    source: Annotated[str, typer.Argument(help="Engine directory, or a model (Hub id, directory, GGUF file).")],
+    input_text: Annotated[list[str] | None, typer.Option(help="Prompt; repeatable for a batch.")] = None,
+    input_ids: Annotated[list[str] | None, typer.Option(help="Prompt as token ids: 1,2,3; repeatable.")] = None,
+    max_output_len: Annotated[int, typer.Option(help="Steps: a prefill, then decoding.")] = 4,
+    backend: Annotated[str, typer.Option(help="Engine to build for, when a model is given.")] = "onnxruntime",
+    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, when a model is given.")] = "float32",
+    fp32: Annotated[bool, typer.Option("--fp32", help="Build in float32: shows what hides below rounding.")] = False,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Build once more and name the operator inside the first blamed site.")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the localization here.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Cache directory (or DITTO_CACHE_DIR).")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
+) -> None:
+    """Find the site that adds the error, with one build and one run, and name the cause."""
+    from ditto_core.cli import screen
+    from ditto_core.cli.run import parse_ids
+    from ditto_core.engine import MANIFEST_FILE
+    from ditto_core.localize.text import localization_text
+
+    prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
+    workspace = screen.workspace(cache_dir)
+    if (Path(source) / MANIFEST_FILE).is_file():
+        if fp32 or operators:
+            raise UsageError("--fp32 and --operators build an engine: give the model instead of an engine directory")
+        comparison = localize_engine(workspace, Path(source), prompts, max_output_len)
+    else:
+        comparison = localize_model(workspace, source, backend, dtype, prompts, max_output_len, fp32, operators)
+    found = comparison.localization
+    assert found is not None
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+    typer.echo(localization_text(found, verbose=verbose))
+    if found.blamed:
+        raise typer.Exit(1)
+
+
+def localize_engine(workspace: Workspace, directory: Path, prompts: list[str | list[int]], steps: int) -> Comparison:
+    """Localize with the very engine in a directory, at the sites that it shows."""
+    from ditto_core.engine import Engine
+    from ditto_core.options import PairOptions
+    from ditto_core.pair import Pair
+
+    engine = Engine.load(directory)
+    pair = Pair(workspace, engine.spec, PairOptions(observer=False), engine=engine)
+    if not engine.decoder:
+        return pair.run(localize=True)
+    return pair.generate(prompts, max_new_tokens=steps, localize=True)
+
+
+def localize_model(
+    workspace: Workspace,
+    model: str,
+    backend: str,
+    dtype: str,
+    prompts: list[str | list[int]],
+    steps: int,
+    fp32: bool,
+    operators: bool,
+) -> Comparison:
+    """Build a model with every site tapped and localize."""
+    from ditto_core.localize import EVERYTHING
+    from ditto_core.pair import Pair
+    from ditto_core.spec import EngineSpec
+
+    pair = Pair(workspace, EngineSpec.of(model, backend=backend, dtype=dtype, outputs=EVERYTHING))
+    return pair.localize(prompts or None, max_new_tokens=steps, fp32=fp32, operators=operators)

@@ -1,0 +1,71 @@
+"""From local errors to blame and causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ditto_core.causes import Evidence, diagnose, merge
+from ditto_core.causes.runs import run_causes
+from ditto_core.localize.local import Capture, Localizer, LocalResult, Valid
+from ditto_core.localize.result import Blame, Localization, blame
+
+if TYPE_CHECKING:
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.localize.graph import Graph
+    from ditto_core.sites import Tap
+
+EXAMINED = 24
+"""Sites that are searched for a cause; a fault that is everywhere needs no more."""
+
+
+def conclude(localizer: Localizer, comparison: Comparison | None = None, graph: Graph | None = None) -> Localization:
+    """Blame sites and name causes from what a localizer took during a run."""
+    blamed = blame(localizer.results, localizer.taps, comparison, graph)
+    with torch.inference_mode():
+        found = [cause for evidence in evidences(localizer, blamed) if (cause := diagnose(evidence)) is not None]
+    causes = merge(found) + run_causes(comparison, blamed, localizer)
+    return Localization(
+        localizer.dtype, localizer.factor, tuple(localizer.results), blamed, causes, tuple(notes(localizer, blamed))
+    )
+
+
+def evidences(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[Evidence]:
+    """Yield the evidence of the blamed sites, at their first captured step each."""
+    tap_of = {tap.site: tap for tap in localizer.taps}
+    results = {(result.step, result.site): result for result in localizer.results}
+    for item in blamed[:EXAMINED]:
+        capture = next((c for c in localizer.captures if item.site in c.expected), None)
+        if capture is not None:
+            yield evidence_of(localizer, item, tap_of[item.site], capture, results[capture.step, item.site])
+
+
+def evidence_of(localizer: Localizer, item: Blame, tap: Tap, capture: Capture, result: LocalResult) -> Evidence:
+    """Put one site's tensors together; captured tensors are reachable by any of their names."""
+    names = {name: t.site for t in localizer.taps for name in (t.site, *t.aliases)}
+    captured = {name: capture.actual[site] for name, site in names.items() if site in capture.actual}
+    return Evidence(
+        blame=item,
+        tap=tap,
+        actual=capture.actual[item.site].double(),
+        expected=capture.expected[item.site].double(),
+        valid=Valid(capture.inputs).of(tap),
+        root=localizer.truth.module,
+        dtype=localizer.dtype,
+        inputs=capture.inputs,
+        captured=captured,
+        past=capture.previous,
+        metrics=result.metrics,
+    )
+
+
+def notes(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[str]:
+    """Say what the localization could not see, and what would see more."""
+    seen = {result.site for result in localizer.results}
+    unseen = [tap.site for tap in localizer.taps if tap.site not in seen]
+    if unseen:
+        yield f"{len(unseen)} sites are the same tensor as another or were not computed: {', '.join(unseen[:3])}"
+    if not blamed and localizer.dtype != "float32":
+        yield f"nothing above {localizer.dtype} rounding; localize(fp32=True) shows faults that hide below it"

@@ -1,0 +1,191 @@
+"""Measure the local error of every tap during a lockstep run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ditto_core.backends.eager import HIGHER
+from ditto_core.compare.comparison import number, parse
+from ditto_core.compare.metrics import Metrics, measure
+from ditto_core.compare.tolerance import EPSILON
+from ditto_core.generate import valid_elements
+from ditto_core.localize.replay import Replay
+from ditto_core.lockstep import is_mask
+from ditto_core.models import LoadedModel
+from ditto_core.sites import Tap
+
+FACTORS: Mapping[str, float] = {"float64": 6.0, "float32": 6.0, "float16": 4.0, "bfloat16": 4.0}
+"""Multiple of the local noise floor from which a site is flagged, by dtype; measured in ``benchmarks/localize.md``."""
+
+SMALLEST = 0.5
+"""The floor is at least this share of the dtype's epsilon: where eager happens to be exact, an engine need not be."""
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """The error that one site adds at one step, and the error that eager adds there in the engine's own dtype."""
+
+    step: int
+    site: str
+    order: int
+    metrics: Metrics
+    floor: float
+    bound: float
+
+    @property
+    def flagged(self) -> bool:
+        """Tell whether the site adds more error than rounding explains; NaN does."""
+        return not self.metrics.rel_l2 <= self.bound
+
+    @property
+    def ratio(self) -> float:
+        """Local error in units of the bound."""
+        return self.metrics.rel_l2 / self.bound
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        numbers = {name: number(getattr(self, name)) for name in ("floor", "bound")}
+        return {"step": self.step, "site": self.site, "order": self.order, **numbers, "metrics": self.metrics.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LocalResult:
+        """Inverse of :meth:`to_json`."""
+        numbers = {name: parse(data[name]) for name in ("floor", "bound")}
+        return cls(**{**data, **numbers, "metrics": Metrics.from_json(data["metrics"])})
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The tensors of a step at which something was flagged: the engine's, and the replay's at the flagged sites.
+
+    ``actual`` holds all taps of the engine by site, in the engine's dtype; ``expected`` the flagged ones alone.
+    """
+
+    step: int
+    inputs: Mapping[str, torch.Tensor]
+    actual: Mapping[str, torch.Tensor]
+    expected: Mapping[str, torch.Tensor]
+    previous: Mapping[str, torch.Tensor]
+
+
+class Localizer:
+    """Takes the engine's taps of each step from the lockstep run, before they are dropped.
+
+    The noise floor is measured on the engine's own tensors at the first two steps, prefill and decode; later steps use
+    the second. Tensors are kept for the first ``keep`` steps that have something flagged, for the causes.
+    """
+
+    def __init__(
+        self, model: LoadedModel, taps: Sequence[Tap], dtype: str, *, factor: float | None = None, keep: int = 2
+    ) -> None:
+        self.taps = tuple(taps)
+        self.dtype = dtype
+        self.factor = FACTORS[dtype] if factor is None else factor
+        self.truth = Replay(model, self.taps, engine_dtype=dtype, dtype=HIGHER[dtype])
+        self._noisy = Replay(model, self.taps, engine_dtype=dtype, dtype=dtype)
+        self._order = {tap.site: i for i, tap in enumerate(self.taps)}
+        self._keep = keep
+        self._past: dict[str, torch.Tensor] = {}
+        self.results: list[LocalResult] = []
+        self.captures: list[Capture] = []
+        self._floors: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Begin a new sequence."""
+        self.results.clear()
+        self.captures.clear()
+        self._past.clear()
+        self._floors.clear()
+        for replay in (self.truth, self._noisy):
+            replay.start()
+
+    def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
+        """Measure one step: its ``inputs``, and the engine's taps by site, which are only read."""
+        valid = Valid(inputs)
+        values: dict[str, torch.Tensor] = {}
+        self.truth.step(inputs, captured, lambda tap, tensor: values.update({tap.site: tensor.clone()}))
+        floors = self._floor(step, inputs, captured, values, valid)
+        found = [self._judge(step, tap, captured, values, floors, valid) for tap in self.taps if tap.site in values]
+        self.results += found
+        if any(result.flagged for result in found) and len(self.captures) < self._keep:
+            self._capture(step, inputs, captured, {r.site: values[r.site] for r in found if r.flagged})
+        self._past = {
+            tap.site: captured[tap.site].clone() for tap in self.taps if is_cache(tap) and tap.site in captured
+        }
+
+    def _floor(
+        self,
+        step: int,
+        inputs: Mapping[str, torch.Tensor],
+        captured: Mapping[str, torch.Tensor],
+        values: Mapping[str, torch.Tensor],
+        valid: Valid,
+    ) -> Mapping[str, float]:
+        if step > 1:
+            return self._floors
+        floors: dict[str, float] = {}
+
+        def compare(tap: Tap, tensor: torch.Tensor) -> None:
+            if tap.site in values and not is_mask(tensor):
+                floors[tap.site] = error(tensor, values[tap.site], tap, valid).rel_l2
+
+        self._noisy.step(inputs, captured, compare)
+        self._floors = floors
+        return floors
+
+    def _judge(
+        self,
+        step: int,
+        tap: Tap,
+        captured: Mapping[str, torch.Tensor],
+        values: Mapping[str, torch.Tensor],
+        floors: Mapping[str, float],
+        valid: Valid,
+    ) -> LocalResult:
+        metrics = error(captured[tap.site], values[tap.site], tap, valid)
+        measured = floors.get(tap.site, 0.0)
+        # An overflow of eager itself in the engine's dtype is no licence for the engine.
+        floor = max(measured if measured < 1 else 0.0, SMALLEST * EPSILON[self.dtype])
+        return LocalResult(step, tap.site, self._order[tap.site], metrics, floor, self.factor * floor)
+
+    def _capture(
+        self,
+        step: int,
+        inputs: Mapping[str, torch.Tensor],
+        captured: Mapping[str, torch.Tensor],
+        expected: Mapping[str, torch.Tensor],
+    ) -> None:
+        actual = {site: tensor.clone() for site, tensor in captured.items()}
+        self.captures.append(Capture(step, dict(inputs), actual, dict(expected), dict(self._past)))
+
+
+class Valid:
+    """Which elements of a step's tensors belong to real tokens."""
+
+    def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        self._mask = inputs.get("attention_mask")
+        self._length = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
+
+    def of(self, tap: Tap) -> torch.Tensor | None:
+        """Return a mask that broadcasts to the tap, or None when everything counts."""
+        return None if self._mask is None else valid_elements(tap.axes, self._mask, self._length)
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) -> Metrics:
+    """Measure a pair; a mask is compared as what it masks, and a NaN on both sides came in from upstream."""
+    if is_mask(expected):
+        actual, expected = actual < 0, expected < 0
+    chosen = valid.of(tap)
+    if chosen is not None and bool(torch.isnan(actual).any()) and not bool(torch.isnan(expected).any()):
+        # A NaN in padding does count: 0 x NaN carries it to real tokens in the next layer.
+        chosen = None
+    return measure(actual, expected, axes=tap.axes, valid=chosen, equal_nan=True)
+
+
+def is_cache(tap: Tap) -> bool:
+    """Tell whether a tap is a tensor of the KV cache."""
+    return tap.value.startswith("present.")

@@ -1,0 +1,135 @@
+"""Teacher-forced replay: the eager model, with every tensor that the engine shows put in the place of its own.
+
+One forward pass of the real module. At each site the module's own value is handed out, then the engine's value goes on
+in its stead. So what is computed between two sites starts from the engine's own tensors, and the difference at a site
+is the error that the engine adds right there: inside a module, in a residual addition, in the rotary embedding, in the
+attention, in the KV cache. The exported graph takes no part, so a fault of the export shows too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from ditto_core.backends.eager import as_float, widened
+from ditto_core.errors import RunError
+from ditto_core.export import cache_argument, named_outputs
+from ditto_core.lockstep import is_mask
+from ditto_core.models import LoadedModel, cast_module
+from ditto_core.recording import Recorder
+from ditto_core.sites import Tap
+
+OnValue = Callable[[Tap, torch.Tensor], None]
+"""Receives a tap and what the replay computes there from the engine's tensors upstream; keep it only as a copy."""
+
+
+class Replay:
+    """Steps the eager model on an engine's captured tensors.
+
+    The weights are those of the engine's dtype: rounding them is no error of the engine's. ``dtype`` is the dtype of
+    the arithmetic: the next higher one for the truth, the engine's own for the noise floor.
+    """
+
+    def __init__(self, model: LoadedModel, taps: tuple[Tap, ...], *, engine_dtype: str, dtype: str) -> None:
+        rounded = cast_module(model.module, getattr(torch, engine_dtype))
+        self.module = cast_module(rounded, getattr(torch, dtype))
+        self._decoder = model.decoder
+        self._dtype = dtype
+        self._taps = {name: tap for tap in taps for name in (tap.site, *tap.aliases)}
+        self._caches = [(tap, *present(tap.value)) for tap in taps if tap.value.startswith("present.")]
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        self._own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        self._cache: Any = None
+
+    def start(self) -> None:
+        """Empty the KV cache."""
+        if self._decoder:
+            from transformers.cache_utils import DynamicCache
+
+            self._cache = DynamicCache()
+
+    def step(
+        self, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor], on_value: OnValue
+    ) -> dict[str, torch.Tensor]:
+        """Run one step on what the engine ``captured``, by site; return the final outputs.
+
+        Afterwards the KV cache is the engine's, as far as the engine shows it. Raises :class:`RunError` when the
+        module fails on the engine's tensors.
+        """
+        forced = Forced(self._taps, captured, self._own, on_value)
+        recorder = Recorder(self.module, forced.visit)
+        with torch.inference_mode(), widened(self._dtype), recorder.recording():
+            try:
+                outputs = self._forward(inputs)
+            except (RuntimeError, TypeError, IndexError) as error:
+                raise RunError(f"replay of the engine's tensors failed: {str(error).splitlines()[0]}") from error
+        self._adopt(captured)
+        return outputs
+
+    def _forward(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if not self._decoder:
+            own = next((p.dtype for p in self.module.parameters()), torch.float32)
+            return named_outputs(self.module(**{k: as_float(v, own).clone() for k, v in inputs.items()}))
+        out = self.module(**inputs, use_cache=True, **{cache_argument(self.module): self._cache})
+        return {"logits": out.logits}
+
+    def _adopt(self, captured: Mapping[str, torch.Tensor]) -> None:
+        for tap, layer, name in self._caches:
+            if tap.site in captured:
+                own = getattr(self._cache.layers[layer], name)
+                setattr(self._cache.layers[layer], name, captured[tap.site].to(own.device, own.dtype, copy=True))
+
+
+class Forced:
+    """What one step puts in the place of the module's own tensors. A tap is compared once, at its first site.
+
+    A tensor that passes a module boundary is overwritten, so that whoever else holds it (a residual branch, the next
+    layer) goes on with the engine's values too; one that cannot be, and one that the code names itself, is replaced.
+    """
+
+    def __init__(
+        self, taps: Mapping[str, Tap], captured: Mapping[str, torch.Tensor], own: Collection[int], on_value: OnValue
+    ) -> None:
+        self._taps = taps
+        self._captured = captured
+        self._own = own
+        self._on_value = on_value
+        self._done: set[str] = set()
+
+    def visit(self, site: str, tensor: torch.Tensor, _: Any) -> torch.Tensor | None:
+        """Hand the module's value out and put the engine's in its place, where the engine shows one."""
+        tap = self._taps.get(site)
+        if tap is None or tap.site in self._done or not tensor.is_floating_point():
+            return None
+        actual = self._captured.get(tap.site)
+        if actual is None or actual.shape != tensor.shape:
+            return None
+        self._done.add(tap.site)
+        self._on_value(tap, tensor)
+        # The same mask in other numbers (-inf for the most negative one) is kept as the model writes it: a row that
+        # becomes NaN through the engine's form must differ from the replay.
+        if is_mask(tensor) and bool(((actual < 0) == (tensor < 0)).all()):
+            return None
+        if named_by_code(site) or not self._writable(tensor):
+            return actual.to(tensor.device, tensor.dtype, copy=True)
+        tensor.copy_(actual)
+        return None
+
+    def _writable(self, tensor: torch.Tensor) -> bool:
+        """Tell whether overwriting is safe: no weight, and no element that stands for several."""
+        expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return not expanded and tensor.untyped_storage().data_ptr() not in self._own
+
+
+def named_by_code(site: str) -> bool:
+    """Tell whether a site is one that ``tap`` names, rather than a module's input or output."""
+    port = site.partition(":")[2]
+    return bool(port) and port.split(".")[0] not in ("in", "out")
+
+
+def present(value: str) -> tuple[int, str]:
+    """Return the layer and the attribute of a cache layer that ``present.{i}.key|value`` is."""
+    _, layer, kind = value.split(".")
+    return int(layer), f"{kind}s"

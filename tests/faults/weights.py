@@ -1,0 +1,72 @@
+"""Faults of weights. Each returns a function that edits an engine; ``site`` is the output of a linear layer or norm."""
+
+import numpy as np
+
+
+def scaled(site, factor):
+    return lambda edit: edit.change_weight(site, lambda w: w * factor)
+
+
+def zeroed(site):
+    return lambda edit: edit.change_weight(site, np.zeros_like)
+
+
+def transposed(site):
+    return lambda edit: edit.change_weight(site, lambda w: w.T)
+
+
+def not_a_number(site, channel=3):
+    def change(w):
+        w[..., channel] = np.nan
+        return w
+
+    return lambda edit: edit.change_weight(site, change)
+
+
+def exchanged(site, other):
+    """``site`` gets the weight of ``other``."""
+    return lambda edit: edit.change_weight(site, lambda w: edit.weight(other))
+
+
+def interleaved(site, groups):
+    """Rows of a fused weight in interleaved order, as [groups, n] read as [n, groups]. Columns of the MatMul weight."""
+
+    def change(w):
+        order = np.arange(w.shape[-1]).reshape(groups, -1).T.reshape(-1)
+        return w[..., order]
+
+    return lambda edit: edit.change_weight(site, change)
+
+
+def rows_changed(site, channels, factor=2.0):
+    def change(w):
+        w[..., channels] *= factor
+        return w
+
+    return lambda edit: edit.change_weight(site, change)
+
+
+def quantized(site, bits=8, group=0):
+    """Symmetric integers, one scale an output channel, or one a group of inputs."""
+    top = 2 ** (bits - 1) - 1
+
+    def change(w):
+        rows = w.T.reshape(-1, group) if group else w.T
+        scale = np.abs(rows).max(-1, keepdims=True) / top
+        return (np.round(rows / scale) * scale).reshape(w.T.shape).T
+
+    return lambda edit: edit.change_weight(site, change)
+
+
+def without_bias(site):
+    """Zero the bias of a Gemm, or of the Add after a MatMul."""
+
+    def fault(edit):
+        node = edit.weighted(site)
+        for i, name in enumerate(node.input):
+            if edit.is_constant(name) and edit.array(name).ndim == 1 and i == 2:
+                node.input[i] = edit.constant(np.zeros_like(edit.array(name)))
+                return
+        raise LookupError(f"{site} has no bias")
+
+    return fault

@@ -1,0 +1,66 @@
+"""A recorder hands tensors over, puts replacements in their place, and names calls."""
+
+import torch
+from torch import nn
+
+from ditto_core import tap
+from ditto_core.recording import Recorder, map_tensors
+
+
+class Twice(nn.Module):
+    """Calls one module twice, once with a word."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, x):
+        return self.part(self.part(x, "first")["out"], scale=torch.tensor(3.0))["out"]
+
+
+class Part(nn.Module):
+    def forward(self, x, word="", scale=torch.tensor(1.0)):  # noqa: B008
+        return {"out": tap("half", x / 2) * scale, "word": word}
+
+
+def record(replace):
+    seen = []
+
+    def on_tensor(site, tensor, module):
+        seen.append((site, float(tensor)))
+        return replace.get(site)
+
+    model = Twice()
+    with Recorder(model, on_tensor).recording():
+        result = float(model(torch.tensor(8.0)))
+    return result, seen
+
+
+def test_calls_are_named_by_their_text_argument_or_their_number():
+    result, seen = record({})
+    assert result == 6.0
+    assert [site for site, _ in seen] == [
+        "part@first:in",
+        "part@first:half",
+        "part@first",
+        "part:in",
+        "part:in.scale",
+        "part:half",
+        "part",
+    ]
+
+
+def test_inputs_named_tensors_and_outputs_are_replaced():
+    assert record({"part:in": torch.tensor(20.0)})[0] == 30.0
+    assert record({"part:in.scale": torch.tensor(1.0)})[0] == 2.0
+    assert record({"part@first:half": torch.tensor(100.0)})[0] == 150.0
+    assert record({"part": torch.tensor(-1.0)})[0] == -1.0
+
+
+def test_mapping_changes_only_what_holds_a_replaced_tensor():
+    old, new = torch.zeros(1), torch.ones(1)
+    value = {"a": (old, 5), "b": [old]}
+    assert map_tensors(value, lambda key, tensor: None) is value
+    changed = map_tensors(value, lambda key, tensor: new if key == "a.0" else None)
+    assert changed["a"] == (new, 5)
+    assert changed["b"] is value["b"]

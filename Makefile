@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 DEMO ?= .demo
 
 # On a busy machine torch at one thread a core is many times slower than at one thread.
@@ -18,7 +19,7 @@ demo: $(VENV)/stamp
 		--ditto-report=html:$(DEMO)/report.html
 
 test: $(VENV)/stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(VENV)/stamp
 	$(BIN)/ruff check .

@@ -6,6 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ditto_core.onnx_graph import read_model
+
 FACTOR = 1.01
 WIDTH = 8
 
@@ -69,7 +71,7 @@ def model(edges, bad, join, factor):
 
 def llama(export_path, value="model.layers.0.mlp.down_proj"):
     """An exported two-layer Llama of 64 hidden units; the weight of the MatMul that computes ``value`` is 1 % off."""
-    good = onnx.load(str(export_path))
+    good = read_model(export_path)
     bad = onnx.ModelProto()
     bad.CopyFrom(good)
     node = next(n for n in bad.graph.node if value in n.output)

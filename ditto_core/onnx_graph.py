@@ -17,6 +17,29 @@ def read_graph(path: Path) -> onnx.ModelProto:
     return onnx.load(str(path), load_external_data=False)
 
 
+def read_model(path: Path) -> onnx.ModelProto:
+    """Load a graph with its weights.
+
+    onnx's own loader refuses a weights file that has several hard links, as those of cached engines have: they share
+    one copy. Raises ``OSError`` when a weights file is missing, ``ValueError`` when it is too short.
+    """
+    model = read_graph(path)
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        with (path.parent / place["location"]).open("rb") as stream:
+            stream.seek(int(place.get("offset", 0)))
+            length = int(place["length"]) if "length" in place else -1
+            data = stream.read(length)
+        if length >= 0 and len(data) != length:
+            raise ValueError(f"{place['location']} ends inside {tensor.name}: {len(data)} of {length} bytes")
+        tensor.raw_data = data
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+    return model
+
+
 def finish_export(
     path: Path, outputs: Sequence[str], dimensions: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[str, ...]]:

@@ -51,6 +51,11 @@ class SessionInfo:
     facts: Mapping[str, str] = field(default_factory=dict)
     kernels: tuple[KernelProperty, ...] = ()
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SessionInfo:
+        """Inverse of ``dataclasses.asdict``; a record without ``kernels`` has none."""
+        return cls(**{**data, "kernels": tuple(KernelProperty(**kernel) for kernel in data.get("kernels", ()))})
+
 
 class Session(Protocol):
     """A loaded engine, eager reference or recorded trace that can be stepped."""

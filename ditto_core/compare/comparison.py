@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import KernelProperty, SessionInfo
+from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.metrics import Metrics
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance, Verdict, judge_logits
@@ -229,8 +229,8 @@ class Comparison:
             )
         observer = data["observer"]
         return cls(
-            engine=info_from_json(data["engine"]),
-            reference=info_from_json(data["reference"]),
+            engine=SessionInfo.from_json(data["engine"]),
+            reference=SessionInfo.from_json(data["reference"]),
             results=tuple(result_from_json(r) for r in data["results"]),
             tolerance=Tolerance.from_json(data["tolerance"]),
             tokens=tuple(token_from_json(t) for t in data["tokens"]),
@@ -336,11 +336,6 @@ def result_from_json(data: Mapping[str, Any]) -> SiteResult:
     verdict = Verdict(**{k: parse(v) if k in ("value", "bound") else v for k, v in data["verdict"].items()})
     fields = {**data, "floor": parse(data["floor"]), "verdict": verdict}
     return SiteResult(**{**fields, "metrics": Metrics.from_json(data["metrics"])})
-
-
-def info_from_json(data: Mapping[str, Any]) -> SessionInfo:
-    """Inverse of ``dataclasses.asdict`` on a :class:`SessionInfo`."""
-    return SessionInfo(**{**data, "kernels": tuple(KernelProperty(**kernel) for kernel in data["kernels"])})
 
 
 def token_from_json(data: Mapping[str, Any]) -> TokenResult:

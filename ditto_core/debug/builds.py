@@ -17,6 +17,7 @@ from ditto_core.debug.graph import Arrays, Graph, save
 from ditto_core.debug.oracle import tensor
 from ditto_core.errors import BackendError, UsageError, nearest
 from ditto_core.isolate import run_isolated
+from ditto_core.onnx_graph import read_graph, read_model
 
 TACTICS_SUFFIX = "_tactics.json"
 TENSORRT_TARGET = "ditto_core.debug.trt_build:build_fresh"
@@ -47,8 +48,8 @@ class OnnxRuntimeBuilder:
 
     def build(self, path: Path, feed: Arrays, outputs: tuple[str, ...]) -> dict[str, Any] | None:
         """See :class:`Builder`."""
-        session = self.engine.load(onnx.load(str(self.model)), optimized=path)
-        operators = {n.output[0]: f"{n.domain or 'ai.onnx'}:{n.op_type}" for n in onnx.load(str(path)).graph.node}
+        session = self.engine.load(read_model(self.model), optimized=path)
+        operators = {n.output[0]: f"{n.domain or 'ai.onnx'}:{n.op_type}" for n in read_graph(path).graph.node}
         write_tactics(path, self.name, operators, {})
         return run_session(session, feed, outputs) if feed else None
 

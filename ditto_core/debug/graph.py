@@ -13,6 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ditto_core.errors import UsageError
+from ditto_core.onnx_graph import read_model
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -30,7 +31,7 @@ class Graph:
     def load(cls, path: Path) -> Graph:
         """Read a model. Raises :class:`UsageError` when it is none."""
         try:
-            model = onnx.load(str(path))
+            model = read_model(path)
         except FileNotFoundError as error:
             raise UsageError(f"{path} is not there, or its weights are not") from error
         except Exception as error:

@@ -88,10 +88,10 @@ def facts(result: SiteResult) -> dict[str, str]:
 
 def load(path: Path, *, data: bool) -> onnx.ModelProto:
     """Read an ONNX file. Raises :class:`UsageError` when it is none."""
-    import onnx
+    from ditto_core.onnx_graph import read_graph, read_model
 
     try:
-        return onnx.load(str(path), load_external_data=data)
+        return read_model(path) if data else read_graph(path)
     except Exception as error:
         raise UsageError(f"{path} is no ONNX file: {type(error).__name__}") from error
 

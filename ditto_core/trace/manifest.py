@@ -132,7 +132,7 @@ class Manifest:
         if len({len(s.tokens) for s in steps if s.tokens}) > 1:
             raise ValueError("its steps have tokens of different numbers of rows")
         return cls(
-            session=SessionInfo(**data["session"]),
+            session=SessionInfo.from_json(data["session"]),
             taps=tuple(Tap.from_json(t) for t in data["taps"]),
             prompts=tuple(map(str, data["prompts"])),
             texts=tuple(map(str, data["texts"])),

@@ -33,7 +33,7 @@ def near_tie(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
         return None
     row, step = ties[0]
     line = f"{len(ties)} tokens differ where the reference's two best logits nearly tie, first row {row}, step {step}"
-    return Cause("near tie", "logits", 0.95, (line,), "no fault: compare logits, or accept near ties")
+    return Cause("near tie", "logits", 0.95, (line,), "no fault: compare logits, or accept near ties", False)
 
 
 def observer_effect(comparison: Comparison) -> Cause | None:

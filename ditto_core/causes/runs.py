@@ -102,6 +102,7 @@ def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:
         0.9,
         (line,),
         "no fault: kernels differ by shape; compare in float32 to be sure",
+        False,
     )
 
 
@@ -119,6 +120,5 @@ def build_spread(first: Comparison, second: Comparison) -> Cause | None:
         f"two builds differ at {len(differing)} of {len(first.results)} results, first at {where.site}: "
         f"errors {values[0]:.2e} and {values[1]:.2e}, both within rounding"
     )
-    return Cause(
-        "build-to-build spread", where.site, 0.9, (line,), "keep a timing cache, and a tolerance above the spread"
-    )
+    step = "keep a timing cache, and a tolerance above the spread"
+    return Cause("build-to-build spread", where.site, 0.9, (line,), step, False)

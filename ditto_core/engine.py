@@ -95,7 +95,18 @@ def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
     aliases = dict(spec.aliases)
     raw = [name for name in spec.outputs if name.startswith(RAW_PREFIXES) or name in aliases]
     taps = provenance.select(name for name in spec.outputs if name not in raw)
-    return (*taps, *(tap for name in raw for tap in raw_taps(name, aliases.get(name, name), export)))
+    own = getattr(
+        get_backend(spec.backend), "raw_taps", None
+    )  # a backend that builds from no ONNX has names of its own
+
+    def resolve(name: str) -> Sequence[Tap]:
+        alias = aliases.get(name, name)
+        if own is not None:
+            found: Sequence[Tap] = own(name, alias)
+            return found
+        return raw_taps(name, alias, export)
+
+    return (*taps, *(tap for name in raw for tap in resolve(name)))
 
 
 def raw_taps(name: str, alias: str, export: Export) -> Sequence[Tap]:

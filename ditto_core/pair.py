@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ditto_core.backends.base import Session
     from ditto_core.compare.comparison import Comparison
     from ditto_core.localize import Localization, Localizer
+    from ditto_core.repro import Fed, Repro
     from ditto_core.spec import EngineSpec
 
 
@@ -45,6 +46,7 @@ class Pair:
         self.reader: TapReader | None = None
         self._built = engine
         self.comparisons: list[Comparison] = []
+        self._fed: Fed | None = None
 
     @cached_property
     def engine_files(self) -> Engine:
@@ -101,6 +103,7 @@ class Pair:
             raise UsageError(f"{self.spec.model.label} is no decoder: call run(inputs) instead of generate(prompts)")
         batch = self.encode(prompts)
         self._check_profile(batch, max_new_tokens)
+        self._fed = batch
         decode = (lambda ids: str(model.tokenizer.decode(ids))) if model.tokenizer is not None else None
 
         def go(sides: Sides, floor: Floor | None) -> tuple[Comparison, Floor]:
@@ -124,6 +127,7 @@ class Pair:
         for name in values:
             if name not in model.examples:
                 raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(model.examples)}")
+        self._fed = values
         key = {name: fingerprint(t.tolist()) for name, t in values.items()}
 
         def go(sides: Sides, floor: Floor | None) -> tuple[Comparison, Floor]:
@@ -149,6 +153,47 @@ class Pair:
         from ditto_core.localize.run import localize_pair
 
         return localize_pair(self, prompts, max_new_tokens=max_new_tokens, fp32=fp32, operators=operators)
+
+    @property
+    def model_config(self) -> Any:
+        """The model's own configuration, None where it has none."""
+        return getattr(self.workspace.model(self.spec.model, self.spec.attention).module, "config", None)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, None where it has none."""
+        return self.workspace.model(self.spec.model, self.spec.attention).tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that the model takes, 0 for a model without a vocabulary."""
+        from ditto_core.export import vocab_size
+
+        return vocab_size(self.workspace.model(self.spec.model, self.spec.attention).module)
+
+    def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:
+        """Write the operators of a site as the last run computed them, with real tensors and a test that fails alike.
+
+        ``step`` defaults to the first at which the site failed, else 0. The engine runs once more up to there: a
+        comparison keeps numbers only. See :func:`ditto_core.repro.save_repro` for what is raised.
+        """
+        from ditto_core.repro import save_repro
+
+        if self._fed is None or not self.comparisons:
+            raise UsageError("nothing has run yet: call generate(prompts) or run() before save_repro(site, directory)")
+        last = self.comparisons[-1]
+        failed = (r.step for r in last.failures if site in (r.site, *last.tap_of[r.site].aliases))
+        return save_repro(
+            self.engine_files,
+            self.engine,
+            self.workspace.export(self.spec),
+            self.workspace.model(self.spec.model, self.spec.attention),
+            self._fed,
+            site=site,
+            directory=directory,
+            step=next(failed, 0) if step is None else step,
+            tokens=torch.tensor([row.reference for row in last.tokens]) if last.tokens else None,
+        )
 
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> TokenBatch:
         """Turn prompts into a left-padded batch of this model's tokens."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from pytest_ditto import bench, marker, options, reporting, reports
+from pytest_ditto import bench, examples, marker, options, reporting, reports
 from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
+from pytest_ditto.relations import ditto_relations
 
-__all__ = ["_ditto_engine_variant", "ditto", "ditto_engine", "ditto_reference", "ditto_workspace"]
+__all__ = ["_ditto_engine_variant", "ditto", "ditto_engine", "ditto_reference", "ditto_relations", "ditto_workspace"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,6 +64,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a test whose marker is wrong, whether or not it uses the fixtures."""
     marker.refuse_wrong(item)
+
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Fit a hypothesis test to engines before hypothesis looks at it."""
+    examples.prepare(item)
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,3 +23,24 @@ def shared_cache_dir(tmp_path_factory):
 @pytest.fixture(scope="session")
 def workspace(shared_cache_dir):
     return Workspace(Cache(shared_cache_dir))
+
+
+@pytest.fixture
+def standin(request, tmp_path_factory, monkeypatch):
+    """The stand-in for TensorRT-LLM, of the version that is the parameter, importable as ``tensorrt_llm``."""
+    pytest.importorskip("tensorrt_rtx_bindings", reason="the stand-in for TensorRT-LLM builds with TensorRT-RTX")
+    import standin_trtllm
+
+    from ditto_core.backends import base
+    from ditto_core.backends.trtllm import TrtllmBackend
+
+    version = getattr(request, "param", "0.16.0")
+    folder = tmp_path_factory.getbasetemp() / f"standin-{version}"
+    standin_trtllm.write_package(folder, version)
+    standin_trtllm.forget()
+    monkeypatch.syspath_prepend(str(folder))
+    found = base.get_backend
+    monkeypatch.setattr("ditto_core.engine.get_backend", lambda n: TrtllmBackend() if n == "trtllm" else found(n))
+    monkeypatch.setattr("ditto_core.workspace.get_backend", lambda n: TrtllmBackend() if n == "trtllm" else found(n))
+    yield standin_trtllm
+    standin_trtllm.forget()

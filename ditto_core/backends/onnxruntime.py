@@ -147,6 +147,11 @@ class OnnxRuntimeSession:
         """The extra outputs, in topological order."""
         return self._taps
 
+    @property
+    def past(self) -> dict[str, torch.Tensor]:
+        """The KV cache that the next step reads, by the names of the graph's inputs."""
+        return {name: torch.from_numpy(value) for name, value in self._past.items()}
+
     def start(self, batch: int) -> None:
         """Give every layer an empty past of shape [batch, kv_head, 0, head_dim]."""
         import numpy as np

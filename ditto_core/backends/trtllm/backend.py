@@ -1,0 +1,211 @@
+"""The backend: checks a spec, builds in a child process, opens sessions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.backends.base import BuildReport, BuildRequest, Session
+from ditto_core.backends.trtllm import detect, names
+from ditto_core.backends.trtllm.options import Options
+from ditto_core.errors import BackendError, UsageError
+from ditto_core.sites import Tap
+from ditto_core.spec import EngineSpec, ShapeProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TARGET = "ditto_core.backends.trtllm.build:build_engine"
+BUILD_LOG = "build.log"
+MANIFEST = "trtllm.json"
+MODEL_FOLDER = "model"
+RAW = "trt:"
+TORCH_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
+
+
+class TrtllmBackend:
+    """TensorRT-LLM, both of its backends. Settings: :class:`~ditto_core.backends.trtllm.options.Options`."""
+
+    name = "trtllm"
+    dtypes = ("float32", "float16", "bfloat16")
+
+    def check(self, spec: EngineSpec) -> None:
+        """Raise when TensorRT-LLM is missing, lacks what the spec asks for, or an option is unknown."""
+        options = Options.of(spec)
+        found = detect.require()
+        if spec.dtype not in self.dtypes:
+            raise BackendError(f"trtllm has no {spec.dtype} kernels, expected {', '.join(self.dtypes)}")
+        engine = choose(options, found)
+        if engine == "tensorrt" and not found.engines:
+            raise BackendError(
+                f"{detect.PACKAGE} {found.version} builds no TensorRT engines (removed after 1.3.0rc20): use "
+                f"options={{'engine': 'pytorch'}}, or {detect.LAST_ENGINE_RELEASE}"
+            )
+        if engine == "pytorch" and not found.pytorch:
+            raise BackendError(
+                f"{detect.PACKAGE} {found.version} has no PyTorch backend that is known, 1.0 and later have"
+            )
+
+    def versions(self) -> dict[str, str]:
+        """Versions of TensorRT-LLM and of what it builds with."""
+        found = detect.require()
+        others = {name: detect.installed(name) for name in ("tensorrt", "torch")}
+        return {detect.PACKAGE: found.version, **{name: text for name, text in others.items() if text}}
+
+    def raw_taps(self, name: str, alias: str) -> list[Tap]:
+        """Return the tap of a name that is aliased, or that is TensorRT-LLM's own: module, layer, registered output."""
+        raw = name.removeprefix(RAW)
+        return [Tap(alias, raw)]
+
+    def build(self, request: BuildRequest) -> BuildReport:
+        """Build the engine; for the PyTorch backend, which builds none, note the model. Factories are saved first."""
+        from ditto_core.backends.trtllm.build import engine_config, interleaved
+
+        options = Options.of(request.spec)
+        model = model_directory(request.spec, request.directory)
+        engine = choose(options, detect.require())
+        (request.directory / MANIFEST).write_text(json.dumps({"engine": engine, "model": model}) + "\n")
+        if engine == "pytorch":
+            return torch_report(request.taps)
+        wanted, refused = requested(request.taps)
+        report = run_build(request, options, model, {each.name: each.alias for each in wanted})
+        taps, missing = delivered(wanted, report, interleaved(engine_config(request.directory)["pretrained_config"]))
+        return BuildReport(taps, refused | missing, {"outputs": len(report["outputs"]), "builder": options.builder})
+
+    def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Session:
+        """Load the engine on this machine's GPU. Raises :class:`BackendError` when it needs several."""
+        from ditto_core.backends.trtllm.pytorch import TorchSession
+        from ditto_core.backends.trtllm.session import EngineSession
+
+        manifest = json.loads((directory / MANIFEST).read_text())
+        if manifest["engine"] == "pytorch":
+            return TorchSession(spec, resolve_model(manifest["model"], directory), taps, Options.of(spec).attn_backend)
+        return EngineSession(spec, directory, taps)
+
+
+def choose(options: Options, found: detect.Installation) -> str:
+    """Return which backend of TensorRT-LLM is meant: the one that is asked for, else engines where there are any."""
+    return options.engine or ("tensorrt" if found.engines else "pytorch")
+
+
+def model_directory(spec: EngineSpec, directory: Path) -> str:
+    """Return a Hugging Face directory of the model. A factory's module is saved beside the engine.
+
+    TensorRT-LLM also takes a module in memory, but not in 0.12 and 0.13, and later only with its converter off.
+    """
+    from ditto_core.models import is_gguf, load_model, locate
+
+    if spec.model.factory is None:
+        found = locate(spec.model)
+        if is_gguf(found):
+            raise UsageError(f"trtllm reads no GGUF: save {spec.model.label} as safetensors first")
+        return str(found)
+    loaded = load_model(spec.model)
+    if not loaded.decoder:
+        raise BackendError(f"trtllm runs decoders, {spec.model.label} is none")
+    folder = directory / MODEL_FOLDER
+    module: Any = loaded.module
+    module.save_pretrained(folder)
+    return MODEL_FOLDER
+
+
+def resolve_model(model: str, directory: Path) -> str:
+    """Return the directory of a model that may lie beside the engine."""
+    return str(directory / MODEL_FOLDER) if model == MODEL_FOLDER else model
+
+
+def torch_report(taps: tuple[Tap, ...]) -> BuildReport:
+    """Return what the PyTorch backend can show."""
+    places = {tap.site: names.torch_place(origin(tap)) for tap in taps}
+    shown = tuple(Tap(**{**tap.__dict__, "value": place.value}) for tap in taps if (place := places[tap.site]))
+    refused = {site: names.why_not(site) for site, place in places.items() if place is None}
+    return BuildReport(shown, refused, {"engine": "pytorch"})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the builder is asked for a tap: a name of its own, and the alias that the engine's output gets, if any."""
+
+    tap: Tap
+    name: str
+    alias: str = ""
+    place: names.Place | None = None
+
+
+def origin(tap: Tap) -> str:
+    """Return the name that a tap was asked for by: its site, or what an alias stands for."""
+    return tap.site if tap.fx_node else tap.value
+
+
+def requested(taps: tuple[Tap, ...]) -> tuple[list[Request], dict[str, str]]:
+    """Return what to ask the builder for, and a reason for each site that TensorRT-LLM computes nowhere.
+
+    A tap without an FX node is one of TensorRT-LLM's own names.
+    """
+    wanted, refused = [], {}
+    for tap in taps:
+        place = names.engine_place(origin(tap))
+        if place is not None:
+            wanted.append(Request(tap, place.tensor, place=place))
+        elif tap.fx_node:
+            refused[tap.site] = names.why_not(tap.site)
+        else:
+            wanted.append(Request(tap, tap.value, "" if tap.site.startswith(RAW) else tap.site))
+    return wanted, refused
+
+
+def run_build(request: BuildRequest, options: Options, model: str, outputs: Mapping[str, str]) -> dict[str, Any]:
+    """Build in a child process, unless the options say otherwise, and return the report of rank 0."""
+    from ditto_core.backends.trtllm.build import Order, build_engine
+    from ditto_core.isolate import run_isolated
+
+    order = Order(
+        options.builder,
+        resolve_model(model, request.directory),
+        options.checkpoint,
+        request.spec.dtype,
+        str(request.directory),
+        sizes(request.spec.profile),
+        outputs,
+        str(request.artifacts) if request.artifacts else "",
+        options.workers,
+        options.build,
+        options.plugin,
+    )
+    if not options.isolate:
+        return build_engine(**asdict(order))
+    log = request.directory / BUILD_LOG
+    found: dict[str, Any] = run_isolated(TARGET, asdict(order), timeout=options.timeout or None, log=log)
+    return found
+
+
+def sizes(profile: ShapeProfile) -> dict[str, int]:
+    """Return what the engine must hold: a step after ``past.max`` tokens needs room for one more."""
+    sequence = max(profile.past.max, profile.length.max) + 1
+    return {"batch": profile.batch.max, "prompt": profile.length.max, "sequence": sequence}
+
+
+def delivered(
+    wanted: list[Request], report: Mapping[str, Any], headwise: bool
+) -> tuple[tuple[Tap, ...], dict[str, str]]:
+    """Return the taps that the engine shows, by the tensors that hold them, and a reason for each that is missing.
+
+    ``headwise``: the joint projection is interleaved, so that its parts cannot be cut out.
+    """
+    shown: list[Tap] = []
+    refused: dict[str, str] = {}
+    for request in wanted:
+        hits = [name for name, found in report["outputs"].items() if request.name in found["requests"]]
+        if headwise and request.place is not None and request.place.parts > 1:
+            refused[request.tap.site] = f"the engine interleaves it head by head: tap 'trt:{request.name}' as a whole"
+            continue
+        if not hits:
+            refused[request.tap.site] = report["refused"].get(request.name, "the build did not mark it")
+        for hit in hits:
+            site = request.tap.site if len(hits) == 1 else hit if request.alias else RAW + hit
+            dtype = TORCH_DTYPES.get(report["outputs"][hit]["dtype"], request.tap.dtype)
+            value = request.place.value if request.place else hit
+            shown.append(Tap(**{**request.tap.__dict__, "site": site, "value": value, "dtype": dtype}))
+    return tuple(shown), refused

@@ -1,0 +1,51 @@
+"""TensorRT-LLM's layouts -> rows that are padded on the left, as the rest of this library has them."""
+
+from __future__ import annotations
+
+import torch
+
+from ditto_core.backends.trtllm.names import Place
+
+
+def new_tokens(mask: torch.Tensor, length: int) -> torch.Tensor:
+    """Return which new positions are real, bool [batch, length], from an attention mask [batch, past + length]."""
+    return mask[:, -length:].bool()
+
+
+def prompts(input_ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """Return the prompts [length] of left-padded ``input_ids`` [batch, length] without their padding, int32."""
+    return [row[keep.bool()].to(torch.int32) for row, keep in zip(input_ids, mask, strict=True)]
+
+
+def to_rows(tensor: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Lay out a tensor of a step as [batch, length, …], zeros on the padding; ``real`` is bool [batch, length].
+
+    It may be packed [tokens, …] or [1, tokens, …], padded on the right [batch, longest prompt, …], or hold one token a
+    row [batch, …] (logits without ``gather_context_logits``), which becomes [batch, 1, …]. Anything else is returned
+    as it is.
+    """
+    batch, length = real.shape
+    tokens = int(real.sum())
+    if tensor.shape[:2] == (1, tokens) and (batch, length) != (1, tokens):
+        tensor = tensor[0]
+    if tensor.shape[:2] == (batch, length):
+        counts = real.sum(1, keepdim=True)
+        return scatter(tensor[torch.arange(length) < counts], real)
+    if tensor.shape[:1] == (tokens,):
+        return scatter(tensor, real)
+    return tensor.unsqueeze(1) if tensor.shape[:1] == (batch,) else tensor
+
+
+def scatter(packed: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Put packed tokens [tokens, …] where ``real`` [batch, length] is true."""
+    out = packed.new_zeros((*real.shape, *packed.shape[1:]))
+    out[real.to(packed.device)] = packed
+    return out
+
+
+def piece(tensor: torch.Tensor, place: Place, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Return a place's share of the last axis of a tensor that holds several sites; ``sizes`` is their ratio."""
+    if place.parts == 1:
+        return tensor
+    unit = tensor.shape[-1] // sum(sizes)
+    return tensor.narrow(-1, unit * sum(sizes[: place.part]), unit * sizes[place.part])

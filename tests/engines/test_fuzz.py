@@ -1,0 +1,123 @@
+"""The search for a diverging prompt, on real engines."""
+
+import json
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from ditto_core.errors import UsageError
+from ditto_core.fuzz import Corpus, Fuzzer, Limits, compare
+from ditto_core.models import tiny_decoder
+from ditto_core.options import PairOptions
+from ditto_core.pair import Pair
+from ditto_core.spec import EngineSpec
+
+LIMITS = Limits(rows=2, length=12, steps=1)
+
+
+def windowed():
+    return tiny_decoder("mistral", sliding_window=5)
+
+
+def whole():
+    return tiny_decoder("mistral", sliding_window=200)
+
+
+@pytest.fixture(scope="module")
+def diverging(workspace):
+    """An engine with a window of 5 keys beside one without: they part from the sixth token on."""
+    reference = EngineSpec.of(whole, outputs="model.layers.*")
+    options = PairOptions(reference=reference, observer=False)
+    pair = Pair(workspace, EngineSpec.of(windowed, outputs="model.layers.*"), options)
+    yield pair
+    pair.close()
+
+
+@pytest.fixture(scope="module")
+def healthy(workspace):
+    pair = Pair(workspace, EngineSpec.of(windowed, outputs="model.layers.*"), PairOptions(observer=False))
+    yield pair
+    pair.close()
+
+
+def test_a_divergence_is_shrunk_to_the_shortest_prompt(diverging, tmp_path):
+    outcome = Fuzzer(diverging, Corpus(tmp_path, 0, "toy"), LIMITS).search(600)
+    assert outcome.failure.shrunk
+    assert [len(row) for row in outcome.failure.rows] == [6]
+    assert outcome.failure.message.startswith("engine diverges at model.layers.0, step 0: rel_l2 ")
+    assert not compare(diverging, outcome.failure.rows, 1)
+    assert compare(diverging, [outcome.failure.rows[0][:5]], 1)
+
+
+def test_the_next_run_begins_with_the_failure_and_forgets_it_once_it_is_repaired(diverging, healthy, tmp_path):
+    first = Fuzzer(diverging, Corpus(tmp_path, 0, "toy"), LIMITS).search(600)
+    again = Fuzzer(diverging, Corpus(tmp_path, 0, "toy"), LIMITS).search(600)
+    assert again.failure == first.failure
+    assert again.tried == 1
+    repaired = Corpus(tmp_path, 0, "toy")
+    assert Fuzzer(healthy, repaired, LIMITS).search(1).failure is None
+    assert repaired.failure is None
+
+
+def test_an_interrupted_search_keeps_the_smallest_failure_so_far_and_goes_on(diverging, tmp_path):
+    class Interrupt(Exception):
+        """Ctrl-C at an unlucky moment."""
+
+    corpus = Corpus(tmp_path, 0, "toy")
+
+    def stop(tried, margin):
+        if corpus.failure is not None:
+            raise Interrupt
+
+    with pytest.raises(Interrupt):
+        Fuzzer(diverging, corpus, LIMITS, stop).search(600)
+    left = Corpus(tmp_path, 0, "toy").failure
+    assert not left.shrunk
+    outcome = Fuzzer(diverging, Corpus(tmp_path, 0, "toy"), LIMITS).search(600)
+    assert outcome.failure.shrunk
+    assert [len(row) for row in outcome.failure.rows] == [6]
+
+
+def test_a_healthy_engine_is_searched_until_the_deadline_and_rounds_go_on_with_the_same_seed(healthy, tmp_path):
+    first = Corpus(tmp_path, 3, "toy")
+    outcome = Fuzzer(healthy, first, LIMITS).search(1.5)
+    assert outcome.failure is None
+    assert 0 < outcome.margin < 1
+    assert outcome.tried == first.state.tried > 0
+    second = Corpus(tmp_path, 3, "toy")
+    assert (second.state.rounds, second.state.tried) == (first.state.rounds, first.state.tried)
+    assert second.state.hardest[0][0] == pytest.approx(outcome.margin)
+    assert Corpus(tmp_path, 4, "toy").state.rounds == 0
+    with pytest.raises(UsageError, match="is of toy, this is other"):
+        Corpus(tmp_path, 3, "other")
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    whole().save_pretrained(directory)
+    return str(directory)
+
+
+def test_the_command_exits_with_0_1_or_2(model_directory, shared_cache_dir, tmp_path):
+    from ditto_core.cli import application
+
+    common = ["fuzz", model_directory, "--cache-dir", str(shared_cache_dir), "--corpus", str(tmp_path)]
+    common += ["--add-output", "model.layers.*", "--max-output-len", "1", "--max-input-len", "8"]
+    fine = CliRunner().invoke(application(), [*common, "--deadline", "1s"])
+    assert fine.exit_code == 0, fine.output
+    assert "no divergence in " in fine.output
+    strict = [*common, "--tolerance-factor", "1e-6"]
+    found = CliRunner().invoke(application(), [*strict, "--deadline", "60s"])
+    assert found.exit_code == 1, found.output
+    again = next(line for line in found.output.splitlines() if line.startswith("again: "))
+    assert "--tolerance-factor 1e-06" in again
+    assert again.split("--input-ids ")[1].isdecimal()  # a single token
+    assert json.loads((tmp_path / "failure.json").read_text())["shrunk"]
+    arguments = shlex.split(again.removeprefix("again: ditto "))
+    replayed = CliRunner().invoke(application(), arguments)
+    assert replayed.exit_code == 1, replayed.output
+    assert "engine diverges at model.layers.0, step 0: " in replayed.output
+    wrong = CliRunner().invoke(application(), [*common, "--deadline", "soon"])
+    assert isinstance(wrong.exception, UsageError)

@@ -1,4 +1,4 @@
-"""Healthy engines: random configurations, dtypes and prompts; no site may be flagged and no cause named.
+"""Healthy engines: random configurations, dtypes and prompts; no site may be flagged and no fault named.
 
     python benchmarks/healthy.py --count 50 --seed 0 --cache DIR
 
@@ -93,7 +93,7 @@ def main() -> int:
         ratio = top.metrics.rel_l2 / top.floor
         worst[engine.dtype] = max(worst.get(engine.dtype, 0.0), ratio)
         sites += len(found.results)
-        wrong = bool(found.blamed or found.causes)
+        wrong = bool(found.blamed) or any(cause.fault for cause in found.causes)
         bad += wrong
         print(
             f"{number:3} {'FLAGGED' if wrong else 'ok':8} {ratio:5.2f} x floor at {top.site} step {top.step}: {engine}"

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cause:
-    """A named kind of fault: ``confidence`` 0 to 1, the evidence as lines for people, and what to do next."""
+    """A named kind of fault: ``confidence`` 0 to 1, the evidence as lines for people, and what to do next.
+
+    ``fault`` is False for what explains a difference without anything being wrong: a near tie, rounding by shape.
+    """
 
     kind: str
     site: str
     confidence: float
     evidence: tuple[str, ...]
     next_step: str
+    fault: bool = True
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.site}: {self.evidence[0]}" if self.evidence else f"{self.kind} at {self.site}"

@@ -33,7 +33,7 @@ def near_tie(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
         return None
     row, step = ties[0]
     line = f"{len(ties)} tokens differ where the reference's two best logits nearly tie, first row {row}, step {step}"
-    return Cause("near tie", "logits", 0.95, (line,), "no fault: compare logits, or accept near ties")
+    return Cause("near tie", "logits", 0.95, (line,), "no fault: compare logits, or accept near ties", False)
 
 
 def observer_effect(comparison: Comparison) -> Cause | None:
@@ -102,6 +102,7 @@ def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:
         0.9,
         (line,),
         "no fault: kernels differ by shape; compare in float32 to be sure",
+        False,
     )
 
 
@@ -119,6 +120,5 @@ def build_spread(first: Comparison, second: Comparison) -> Cause | None:
         f"two builds differ at {len(differing)} of {len(first.results)} results, first at {where.site}: "
         f"errors {values[0]:.2e} and {values[1]:.2e}, both within rounding"
     )
-    return Cause(
-        "build-to-build spread", where.site, 0.9, (line,), "keep a timing cache, and a tolerance above the spread"
-    )
+    step = "keep a timing cache, and a tolerance above the spread"
+    return Cause("build-to-build spread", where.site, 0.9, (line,), step, False)

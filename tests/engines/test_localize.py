@@ -44,10 +44,10 @@ def pair_with(workspace, directory, fault, model=llama, **fields):
 
 
 @pytest.mark.parametrize("engine", list(engines(4, seed=7)), ids=str)
-def test_a_healthy_engine_has_no_site_to_blame_and_no_cause(workspace, engine):
+def test_a_healthy_engine_has_no_site_to_blame_and_no_fault(workspace, engine):
     found = localize_healthy(workspace, engine)
     assert not found.blamed
-    assert not found.causes
+    assert not [cause for cause in found.causes if cause.fault]
     assert len(found.by_site) > 15
 
 
@@ -119,7 +119,7 @@ def test_a_near_tie_is_named_as_no_fault(workspace):
     comparison = pair.generate(PROMPT, max_new_tokens=1, localize=True)
     assert comparison.tokens[0].engine == (TIED,)
     assert comparison.tokens[0].differences == (0,)
-    assert [cause.kind for cause in comparison.localization.causes] == ["near tie"]
+    assert [(cause.kind, cause.fault) for cause in comparison.localization.causes] == [("near tie", False)]
 
 
 def test_outputs_that_change_by_tapping_are_an_observer_effect(workspace, tmp_path):

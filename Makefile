@@ -18,8 +18,10 @@ demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
 		--ditto-report=html:$(DEMO)/report.html
 
+# tests/integration runs pytest inside pytest, which loads parts of torch twice; it gets processes of its own.
 test: $(VENV)/stamp
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/integration
+	$(BIN)/python -m pytest -n $(WORKERS) tests/integration
 
 lint: $(VENV)/stamp
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ class PairOptions:
     ``reference``: ``eager``, a dtype for eager (``eager:float32``), a backend's name (the same model built by it), a
     trace directory, or an :class:`~ditto_core.spec.EngineSpec`. ``observer``: also build the engine without taps and
     compare final outputs. ``threads``: torch threads while it runs (0 leaves them). ``dump``: folder for traces.
+    ``localize``: also measure the error that each tapped site adds by itself, and name causes.
     """
 
     reference: Any = "eager"
@@ -24,6 +25,7 @@ class PairOptions:
     threads: int = 1
     dump: Path | None = None
     device: str = "cpu"
+    localize: bool = False
 
     def __post_init__(self) -> None:
         if self.threads < 0:

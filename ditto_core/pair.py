@@ -87,13 +87,14 @@ class Pair:
         *,
         max_new_tokens: int = 10,
         forced: bool = True,
-        localize: bool = False,
+        localize: bool | None = None,
     ) -> Comparison:
         """Generate greedily on both sides in lockstep and compare every tap at every step.
 
         ``prompts``: one text or list of token ids, or several (left-padded into one batch). The prefill yields the
         first new token, so the run has ``max_new_tokens`` steps. ``forced``: the engine gets the reference's tokens.
-        ``localize``: also measure the error that each tapped site adds by itself, and name causes.
+        ``localize``: also measure the error that each tapped site adds by itself, and name causes (default: what the
+        pair's options say).
         Raises :class:`UsageError` for an empty prompt or a length beyond the engine's profile.
         """
         if max_new_tokens < 1:
@@ -120,7 +121,7 @@ class Pair:
 
         return self._run(go, [batch.input_ids.tolist(), batch.mask.tolist(), max_new_tokens], localize)
 
-    def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool = False) -> Comparison:
+    def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:
         """Compare one forward pass of a model that is no decoder, on its example inputs unless others are given."""
         model = self.workspace.model(self.spec.model, self.spec.attention)
         values = dict(inputs if inputs is not None else model.examples)
@@ -227,12 +228,13 @@ class Pair:
         self.spec.profile.check(batch.rows, 1 if steps > 1 else length, length + steps - 2 if steps > 1 else 0)
 
     def _run(
-        self, go: Callable[[Sides, Floor | None], tuple[Comparison, Floor]], key: Any, localize: bool = False
+        self, go: Callable[[Sides, Floor | None], tuple[Comparison, Floor]], key: Any, localize: bool | None
     ) -> Comparison:
         path = self.workspace.floor_path(self._floor_key(key))
         floor = read_floor(path)
         noisy = None if floor else self.noisy
-        localizer = self._localizer() if localize else None
+        wanted = self.options.localize if localize is None else localize
+        localizer = self._localizer() if wanted else None
         sides = Sides(self.engine, self.reference, noisy, self.plain, localizer=localizer or self.reader)
         with torch_threads(self.options.threads), recording(sides, self._writers()):
             comparison, measured = go(sides, floor)

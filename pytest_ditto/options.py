@@ -34,6 +34,8 @@ class Options:
     observer: bool = True
     tolerance_factor: float | None = None
     reports: tuple[tuple[str, Path], ...] = ()
+    localize: bool = False
+    calibrate: Path | None = None
 
 
 OPTIONS = pytest.StashKey[Options]()
@@ -88,6 +90,15 @@ def read_folder(text: str, base: Path) -> Path:
         raise ValueError(f"a folder that can be written to: {above} is a file")
     if not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(f"a folder that can be written to: {above} does not let you")
+    return path
+
+
+def read_file(text: str, base: Path) -> Path:
+    """Return an absolute file in a folder that can be written to."""
+    path = base / Path(text).expanduser()
+    if path.is_dir():
+        raise ValueError(f"a file: {path} is a folder")
+    read_folder(str(path.parent), base)
     return path
 
 
@@ -221,6 +232,20 @@ SETTINGS = (
         "DITTO_REPORT",
         flag_name="report",
         repeatable=True,
+    ),
+    Setting(
+        "localize",
+        read_switch,
+        "Measure the error that each tapped site adds by itself, in the same run, and name causes",
+        variable="DITTO_LOCALIZE",
+        switch=True,
+    ),
+    Setting(
+        "calibrate",
+        read_file,
+        "Write twice the measured errors as tolerance rules to FILE (TOML), for review",
+        "FILE",
+        "DITTO_CALIBRATE",
     ),
 )
 

@@ -30,7 +30,7 @@ def prepare(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         if WORKER_KEY in config.workerinput:
             config.stash[SPOOL] = Path(config.workerinput[WORKER_KEY])
-    elif config.stash[OPTIONS].reports or os.environ.get("GITHUB_STEP_SUMMARY"):
+    elif config.stash[OPTIONS].reports or config.stash[OPTIONS].calibrate or os.environ.get("GITHUB_STEP_SUMMARY"):
         config.stash[SPOOL] = Path(tempfile.mkdtemp(prefix="ditto-engine-"))
 
 
@@ -80,6 +80,9 @@ def write_all(config: pytest.Config, files: Iterable[tuple[str, str]]) -> Iterat
 
     runs = load(files)
     append_summary(runs)
+    rules = config.stash[OPTIONS].calibrate
+    if rules is not None:
+        yield calibrated(runs.values(), rules)
     for kind, path in config.stash[OPTIONS].reports:
         if not runs:
             yield f"ditto-engine: no {kind} report, nothing was compared"
@@ -89,6 +92,16 @@ def write_all(config: pytest.Config, files: Iterable[tuple[str, str]]) -> Iterat
             yield f"ditto-engine: {kind} report: {path}"
         except DittoError as error:
             yield f"ditto-engine: no {kind} report: {error}"
+
+
+def calibrated(runs: Iterable[Comparison], path: Path) -> str:
+    """Write measured bounds, and say how many or why not."""
+    from ditto_core.compare.rules import calibrate
+
+    try:
+        return f"ditto-engine: {calibrate(runs, path)} tolerance rules in {path}: review and commit them"
+    except DittoError as error:
+        return f"ditto-engine: {error}"
 
 
 def load(files: Iterable[tuple[str, str]]) -> dict[str, Comparison]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.tolerance import EPSILON, Tolerance
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def calibrate(comparisons: Iterable[Comparison], path: Path, headroom: float = H
         sources.append(f"{found.engine.label} against {found.reference.label}, {found.steps} steps")
         for result in found.results:
             key = re.sub(r"(?<=\.)\d+(?=[.:]|$)", "*", result.site)
-            worst[key] = max(worst.get(key, 0.0), result.metrics.rel_l2)
+            # An exact site got lucky: rounding alone may cost half of epsilon.
+            least = EPSILON.get(found.engine.dtype, 0.0) / 2
+            worst[key] = max(worst.get(key, least), result.metrics.rel_l2)
     if not worst:
         raise UsageError("not calibrated: nothing was compared")
     kept = {} if not path.exists() else {r.selector: r.bound for r in load_tolerance(path).rules}

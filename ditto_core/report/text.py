@@ -20,7 +20,8 @@ def failure_message(comparison: Comparison) -> str:
     lines = [headline(comparison)]
     bad = comparison.first_bad
     if bad is not None:
-        lines += [where(comparison, bad), numbers(bad), worst_sites(comparison), spread(comparison, bad)]
+        lines += [where(comparison, bad), numbers(bad), worst_sites(comparison)]
+        lines += [cause(comparison) or spread(comparison, bad)]
     lines += [output_error(comparison), observer_effect(comparison), missing(comparison)]
     lines += [dump(comparison), advice(comparison)]
     first, *rest = filter(None, lines)
@@ -70,6 +71,12 @@ def numbers(result: SiteResult) -> str:
         f"there: max abs {m.max_abs:.1e} at {list(m.max_abs_index)} (engine {m.max_abs_actual:.5g}, reference "
         f"{m.max_abs_expected:.5g}), cosine {m.cosine:.6f}, scale {m.scale:.5f}"
     )
+
+
+def cause(comparison: Comparison) -> str:
+    """Return the likeliest named cause, where the comparison was localized and one was found."""
+    found = comparison.localization.cause if comparison.localization else None
+    return "" if found is None else f"cause ({found.confidence:.0%}): {found}; {found.next_step}"
 
 
 def worst_sites(comparison: Comparison) -> str:

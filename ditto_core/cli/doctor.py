@@ -24,12 +24,15 @@ PACKAGES = (
 
 def command() -> None:
     """Print versions, backends, the cache, and clashes with other packages named ditto."""
+    from ditto_core.backends.trtllm.detect import report_lines
     from ditto_core.cache import default_root
 
     for name in PACKAGES:
         typer.echo(f"{name:14} {installed(name)}")
     for name, state in backend_states():
         typer.echo(f"backend {name:14} {state}")
+    for line in report_lines():
+        typer.echo(line)
     typer.echo(f"cache {default_root()}")
     for line in clashes():
         typer.echo(f"clash: {line}")

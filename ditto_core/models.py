@@ -46,8 +46,10 @@ class LoadedModel:
             return None
 
     def cast(self, dtype: torch.dtype) -> LoadedModel:
-        """Return a copy in another dtype. Non-persistent buffers (rotary frequencies) keep theirs, as on loading."""
-        return LoadedModel(cast_module(self.module, dtype), self.decoder, self.label, self.examples, self.directory)
+        """Return a copy in another dtype, floating examples with it. Non-persistent buffers (rotary frequencies) keep
+        theirs, as on loading."""
+        examples = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.examples.items()}
+        return LoadedModel(cast_module(self.module, dtype), self.decoder, self.label, examples, self.directory)
 
 
 def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implementation: str = "eager") -> LoadedModel:

@@ -48,6 +48,9 @@ class Pair:
         self.comparisons: list[Comparison] = []
         self._fed: Fed | None = None
 
+    def __repr__(self) -> str:
+        return f"<Pair {self.spec.model.label} {self.spec.label} against {self.options.reference}>"
+
     @cached_property
     def engine_files(self) -> Engine:
         """The built engine on disk."""

@@ -76,6 +76,14 @@ def test_a_model_that_is_no_decoder_passes_in_one_step(source, workspace):
     pair.close()
 
 
+def test_a_model_with_floating_inputs_is_exported_in_half_precision(workspace):
+    pair = Pair(workspace, EngineSpec.of(conv_net, outputs="**", dtype="float16"))
+    run = pair.run()
+    run.assert_close()
+    assert run.results[0].metrics.rel_l2 > 1e-5
+    pair.close()
+
+
 def test_another_batch_size_than_the_examples_runs(workspace):
     pair = Pair(workspace, EngineSpec.of(conv_net, outputs="**"))
     pair.run({"input": torch.randn(5, 3, 16, 16)}).assert_close()

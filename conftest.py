@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ import pytest
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    """Let child processes be interrupted: a shell starts background jobs with SIGINT ignored, and children inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent
 
 
 def pytest_configure() -> None:
-    """Let child processes be interrupted: a shell starts background jobs with SIGINT ignored, and children inherit it."""
+    """Let children be interrupted: a shell starts background jobs with SIGINT ignored, and children inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -80,6 +80,16 @@ def own_cache(warm_cache: Path, cold_cache: Path) -> Path:
 
 
 @pytest.fixture
+def copied_cache(project: pytest.Pytester, warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the warm cache holds, for one test alone: other workers write to the warm one meanwhile."""
+    root = tmp_path / "copied-cache"
+    for entry in warm_cache.glob("*/*/entry.json"):
+        shutil.copytree(entry.parent, root / entry.parent.relative_to(warm_cache))
+    monkeypatch.setenv("DITTO_CACHE_DIR", str(root))
+    return root
+
+
+@pytest.fixture
 def project(
     pytester: pytest.Pytester, isolated_environment: None, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.Pytester:

@@ -39,8 +39,8 @@ def case(arguments: str, body: str = "pass", model: str = "model=tiny_llama") ->
         ),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_4(project, warm_cache, source, line):
-    engines = set(warm_cache.glob("*/*/entry.json"))
+def test_bad_input_is_one_line_and_exit_code_4(project, copied_cache, source, line):
+    engines = set(copied_cache.glob("*/*/entry.json"))
     project.makepyfile(test_x=source, test_y="def test_good(): pass")
     result = project.runpytest_inprocess("--ditto-dump-dir=dump")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -50,8 +50,8 @@ def test_bad_input_is_one_line_and_exit_code_4(project, warm_cache, source, line
     result.stdout.fnmatch_lines(["____* test_x *____", line.replace("[", "[[]"), "bad input in 1 test: exit code 4"])
     assert not any(line.startswith((">", "E  ")) or "Traceback" in line for line in result.outlines)
     assert not (project.path / "dump").exists()
-    assert not list(warm_cache.glob("*/.*.tmp"))
-    new = set(warm_cache.glob("*/*/entry.json")) - engines
+    assert not list(copied_cache.glob("*/.*.tmp"))
+    new = set(copied_cache.glob("*/*/entry.json")) - engines
     assert all("profile" in source for _ in new), "only the profile makes another engine"
 
 

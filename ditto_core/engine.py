@@ -126,7 +126,13 @@ def raw_taps(name: str, alias: str, export: Export) -> Sequence[Tap]:
     names = [alias] if len(hits) == 1 else [f"{alias}_{i}" for i in range(len(hits))]
     if name == alias:
         names = [f"{name.split(':', 1)[0]}:{tap.fx_node}" for tap in hits]
-    return [replace(tap, site=site, aliases=()) for site, tap in zip(names, hits, strict=True)]
+    return [named(tap, site) for site, tap in zip(names, hits, strict=True)]
+
+
+def named(tap: Tap, site: str) -> Tap:
+    """Return a tap under a name of the user's; the sites that it is stay its aliases, by which eager finds it."""
+    own = (tap.site, *tap.aliases) if tap.module_class else ()
+    return replace(tap, site=site, aliases=tuple(name for name in own if name != site))
 
 
 def raw_names(export: Export) -> dict[str, Tap]:

@@ -87,6 +87,11 @@ class Findings:
     reference_tokens: list[list[int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def note(self, text: str) -> None:
+        """Add what the user should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
 
 def lockstep(
     sides: Sides,
@@ -112,17 +117,19 @@ def lockstep(
     for step in range(steps):
         engine_inputs = engine_side.inputs()
         ours, theirs = run_step(sides, step, engine_inputs, reference_side.inputs(), found, tolerance, generated=True)
+        if "logits" not in theirs:
+            found.note("the reference has no logits: both sides follow the engine's tokens, which are not compared")
         found.engine_tokens.append(greedy(ours["logits"]).tolist())
-        found.reference_tokens.append(greedy(theirs["logits"]).tolist())
+        found.reference_tokens.append(greedy(theirs.get("logits", ours["logits"])).tolist())
         if on_step is not None:
             on_step(step)
         chosen = torch.tensor(found.reference_tokens[-1])
         if not forced and found.engine_tokens[-1] != found.reference_tokens[-1]:
-            found.notes.append(f"free-running: the two sides part after step {step}")
+            found.note(f"free-running: the two sides part after step {step}")
             break
         engine_side.advance(chosen)
         reference_side.advance(chosen)
-    tokens = token_results(found, batch, decode)
+    tokens = token_results(found, batch, decode) if found.logits else ()
     return conclude(sides, found, tolerance, tokens), found.floor
 
 
@@ -175,7 +182,7 @@ def recorded(
 
         outputs = session.step(inputs, both)
         if writer is not None:
-            writer.finish(outputs, greedy(outputs["logits"]).tolist() if generated else ())
+            writer.finish(outputs, greedy(outputs["logits"]).tolist() if generated and "logits" in outputs else ())
     return outputs
 
 
@@ -237,6 +244,8 @@ class Comparer:
         self, order: int, tap: Tap, actual: torch.Tensor, expected: torch.Tensor, noisy: torch.Tensor | None
     ) -> None:
         valid = None if self._mask is None else valid_elements(tap.axes, self._mask, self._length)
+        if tap.value == "logits" and actual.shape != expected.shape:
+            actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
         try:
             metrics = self._measure(actual, expected, tap, valid)
             if noisy is not None:
@@ -247,6 +256,19 @@ class Comparer:
             return
         known = self._found.floor.get(tap.site, {}).get(self._step)
         self._found.results.append(SiteResult(self._step, tap.site, order, metrics, UNJUDGED, known))
+
+    def _last_tokens(
+        self,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        noisy: torch.Tensor | None,
+        valid: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Cut logits [batch, length, vocab] to the last token where one side computed no others."""
+        if 1 not in (actual.shape[1], expected.shape[1]):
+            return actual, expected, noisy, valid
+        self._found.note("one side has the last token's logits only: the others' are not compared")
+        return actual[:, -1:], expected[:, -1:], None if noisy is None else noisy[:, -1:], None
 
     def _measure(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Metrics:
         if is_mask(expected):

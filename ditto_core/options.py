@@ -13,9 +13,11 @@ from ditto_core.errors import UsageError
 class PairOptions:
     """How a pair runs.
 
-    ``reference``: ``eager``, a dtype for eager (``eager:float32``), a backend's name (the same model built by it), a
-    trace directory, or an :class:`~ditto_core.spec.EngineSpec`. ``observer``: also build the engine without taps and
-    compare final outputs. ``threads``: torch threads while it runs (0 leaves them). ``dump``: folder for traces.
+    ``reference``: ``eager``, a dtype for eager (``eager:float32``), a backend's name (the same model built by it), the
+    path of a trace or of another tool's dump, or an :class:`~ditto_core.spec.EngineSpec`. ``name_map``: how the dump's
+    names become sites, as :meth:`ditto_core.dumps.namemap.NameMap.of` takes it (default: the dump's ``names.json``).
+    ``observer``: also build the engine without taps and compare final outputs. ``threads``: torch threads while it runs
+    (0 leaves them). ``dump``: folder for traces.
     ``localize``: also measure the error that each tapped site adds by itself, and name causes.
     """
 
@@ -26,6 +28,7 @@ class PairOptions:
     dump: Path | None = None
     device: str = "cpu"
     localize: bool = False
+    name_map: Any = None
 
     def __post_init__(self) -> None:
         if self.threads < 0:
@@ -33,5 +36,5 @@ class PairOptions:
 
     def same_sessions(self, other: PairOptions) -> bool:
         """Tell whether a pair with ``other`` options runs the very same sessions."""
-        names = ("reference", "observer", "device")
+        names = ("reference", "observer", "device", "name_map")
         return all(getattr(self, name) == getattr(other, name) for name in names)

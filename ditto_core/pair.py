@@ -233,6 +233,7 @@ class Pair:
     def _run(
         self, go: Callable[[Sides, Floor | None], tuple[Comparison, Floor]], key: Any, localize: bool | None
     ) -> Comparison:
+        self._check_tolerance()
         path = self.workspace.floor_path(self._floor_key(key))
         floor = read_floor(path)
         noisy = None if floor else self.noisy
@@ -248,12 +249,25 @@ class Pair:
         if missing and self.engine_files.facts.get("partial"):
             notes = (*notes, f"{len(missing)} sites are fused away in this engine and were not compared")
             missing = {}
+        if absent := [site for site in missing if site in getattr(self.reference, "absent", ())]:
+            counts = f"{len(absent)} of {len(self.engine.taps)} sites"
+            notes = (*notes, f"the reference's dump lacks {counts}: {names(absent)}")
+            missing = {site: why for site, why in missing.items() if site not in absent}
         dump = str(self._dump_folder()) if self.options.dump else ""
         comparison = replace(comparison, missing=missing, notes=notes, dump=dump)
         if localizer is not None:
             comparison = replace(comparison, localization=self._conclude(localizer, comparison))
         self.comparisons.append(comparison)
         return comparison
+
+    def _check_tolerance(self) -> None:
+        """Raise :class:`~ditto_core.errors.SelectorError` for a rule that is about no site of this engine."""
+        if not self._tolerance.rules:
+            return
+        engine = self.engine_files
+        taps = [name for tap in engine.taps for name in (tap.site, *tap.aliases)]
+        finals = set(self.workspace.export(self.spec).finals) - {tap.value for tap in engine.taps}
+        self._tolerance.check([*taps, *engine.refused, *finals])
 
     def _localizer(self) -> Localizer:
         from ditto_core.localize import Localizer
@@ -286,6 +300,11 @@ class Pair:
         folder = self._dump_folder()
         sides = (("engine", self.engine), ("reference", self.reference))
         return tuple(TraceWriter(folder / name, session.info, self.engine.taps) for name, session in sides)
+
+
+def names(sites: Sequence[str], most: int = 3) -> str:
+    """List the first few sites."""
+    return ", ".join(sites[:most]) + (" …" if len(sites) > most else "")
 
 
 def read_floor(path: Path) -> Floor | None:

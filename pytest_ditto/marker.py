@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 MARKER = "ditto_engine"
 SIGNATURE = (
     f"{MARKER}(model, *, backend='onnxruntime', dtype='float32', outputs='**', profile=None, attention='eager', "
-    "options=None, reference='eager', tolerance=None, observer=True, threads=1): build an engine of `model` (a Hub id, "
-    "a path, or model=callable) and step it beside its reference. Markers of class, module and function merge, the "
-    "nearest wins; a list for `backend` or `dtype` parametrizes."
+    "options=None, reference='eager', tolerance=None, observer=True, threads=1, name_map=None): build an engine of "
+    "`model` (a Hub id, a path, or model=callable) and step it beside its reference. Markers of class, module and "
+    "function merge, the nearest wins; a list for `backend` or `dtype` parametrizes."
 )
 VARIANT = "_ditto_engine_variant"
 FIXTURES = ("ditto", "ditto_engine", "ditto_reference", "ditto_relations")
@@ -224,5 +224,5 @@ def read_pair_options(arguments: Mapping[str, Any], options: Options, root: Path
     tolerance = Tolerance.of(chosen.get("tolerance")).over(project_tolerance(root))
     if options.tolerance_factor is not None:
         tolerance = replace(tolerance, factor=options.tolerance_factor)
-    check_reference(chosen.get("reference", "eager"))
+    check_reference(chosen.get("reference", "eager"), chosen.get("name_map"))
     return PairOptions(**{**chosen, "tolerance": tolerance})

@@ -36,7 +36,7 @@ class EagerSession:
         self._decoder = model.decoder
         self._device = torch.device(device)
         self._taps = taps
-        self._sites = {tap.site for tap in taps}
+        self._sites = {name: tap.site for tap in reversed(taps) for name in (*tap.aliases, tap.site)}
         self._cache: Any = None
         facts = {"torch": torch.__version__, "device": device_name(self._device)}
         self._info = SessionInfo(f"eager {dtype}", "eager", dtype, device, model.label, facts)
@@ -62,9 +62,12 @@ class EagerSession:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
 
         widen = widened(self._info.dtype)
+        delivered: set[str] = set()
 
-        def deliver(site: str, tensor: torch.Tensor, _: Any) -> None:
-            if site in self._sites:
+        def deliver(name: str, tensor: torch.Tensor, _: Any) -> None:
+            site = self._sites.get(name)
+            if site is not None and site not in delivered:
+                delivered.add(site)  # its other names are the same tensor
                 with widen.paused():
                     sink(site, tensor)
 

@@ -26,6 +26,12 @@ def command(
     calibrate: Annotated[
         Path | None, typer.Option(help="Write twice the measured errors as rules to this file, for review.")
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="The engine's dtype, whose bounds count where no rule does [default: the dump's].")
+    ] = "",
+    rank: Annotated[str | None, typer.Option(help="tllm_debug: a rank's number or place, such as PP_0/TP_1.")] = None,
+    runner: Annotated[str | None, typer.Option(help="Polygraphy: a runner's name or its beginning.")] = None,
+    etrecord: Annotated[Path | None, typer.Option(help="ETDump: the ETRecord, if it is not beside it.")] = None,
     rtol: Annotated[float | None, typer.Option(help="Element-wise relative tolerance of the mismatch count.")] = None,
     atol: Annotated[float | None, typer.Option(help="Element-wise absolute tolerance of the mismatch count.")] = None,
     equal_nan: Annotated[bool, typer.Option("--equal-nan", help="A NaN equals a NaN.")] = False,
@@ -42,11 +48,20 @@ def command(
     from ditto_core.compare.rules import load_tolerance, project_tolerance
     from ditto_core.compare.tolerance import Tolerance
     from ditto_core.report.text import ROWS, failure_message, table
+    from ditto_core.spec import parse_dtype
 
     filed = load_tolerance(tolerances) if tolerances else project_tolerance(Path.cwd())
     rules = Tolerance(rules=tuple(parse_rule(text) for text in tolerance or [])).over(filed)
-    pairs = compare_dumps(actual, expected, name_map=name_map)
-    found = compare_offline(pairs, tolerance=rules, rtol=rtol, atol=atol, equal_nan=equal_nan)
+    place = int(rank) if rank is not None and rank.isdigit() else rank
+    pairs = compare_dumps(actual, expected, name_map=name_map, rank=place, runner=runner, etrecord=etrecord)
+    found = compare_offline(
+        pairs,
+        tolerance=rules,
+        rtol=rtol,
+        atol=atol,
+        equal_nan=equal_nan,
+        dtype=parse_dtype(dtype) if dtype else "",
+    )
     if json_file is not None:
         found.save(json_file)
     if calibrate is not None:

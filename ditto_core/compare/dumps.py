@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ditto_core.dumps import Dump, open_dump
+from ditto_core.dumps import Dump, format_of, open_dump
 from ditto_core.dumps.namemap import Entry, NameMap, suffix_pairs
 from ditto_core.dumps.padding import last_tokens, packed
 from ditto_core.errors import TraceError, UsageError, nearest
@@ -123,14 +124,19 @@ def compare_dumps(
     expected: Dump | Path | str,
     *,
     name_map: NameMap | Mapping[str, str] | Iterable[tuple[str, str]] | Path | str | None = None,
+    **options: Any,
 ) -> DumpPairs:
     """Align two dumps (opened, or paths of any known format).
 
     The rules of ``name_map`` are applied to the names of both sides, so that they bring either to the other's, or both
-    to a third form. Raises :class:`UsageError` for a rule that is about no name on either side, :class:`TraceError`
-    when a dump cannot be read or not one name of the first step is on both sides.
+    to a third form. ``options`` are those of :func:`ditto_core.dumps.open_dump`; each side gets those that its format
+    has. Raises :class:`UsageError` for a rule that is about no name on either side or an option that neither format
+    has, :class:`TraceError` when a dump cannot be read or not one name of the first step is on both sides.
     """
-    pairs = DumpPairs(opened(actual), opened(expected), NameMap.of(name_map))
+    sides = (actual, expected)
+    check_options(sides, options)
+    ours, theirs = (opened(side, options) for side in sides)
+    pairs = DumpPairs(ours, theirs, NameMap.of(name_map))
     if not min(pairs.steps):
         empty = pairs.actual if not pairs.actual.steps else pairs.expected
         raise TraceError(f"{empty.path} holds no steps: there is nothing to compare")
@@ -141,9 +147,26 @@ def compare_dumps(
     return pairs
 
 
-def opened(dump: Dump | Path | str) -> Dump:
-    """Open a path; a dump passes through."""
-    return dump if isinstance(dump, Dump) else open_dump(dump)
+def opened(dump: Dump | Path | str, options: Mapping[str, Any]) -> Dump:
+    """Open a path with the options that its format has; a dump passes through."""
+    if isinstance(dump, Dump):
+        return dump
+    takes = format_of(dump).options
+    return open_dump(dump, **{name: value for name, value in options.items() if name in takes})
+
+
+def check_options(sides: Iterable[Dump | Path | str], options: Mapping[str, Any]) -> None:
+    """Raise :class:`UsageError` for an option that is set and that neither side's format has."""
+    wanted = [name for name, value in options.items() if value is not None]
+    if not wanted:
+        return
+    forms = [format_of(side) for side in sides if not isinstance(side, Dump)]
+    known = {name for form in forms for name in form.options}
+    for name in wanted:
+        if name not in known:
+            formats = " nor ".join(dict.fromkeys(form.name for form in forms))
+            listed = ", ".join(sorted(known)) or "none"
+            raise UsageError(f"a dump of format {formats} has no option {name!r} (options: {listed})")
 
 
 def check_rules(pairs: DumpPairs) -> None:

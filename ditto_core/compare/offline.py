@@ -49,6 +49,7 @@ def compare_offline(
         results.append(SiteResult(pair.step, pair.name, place, metrics, UNJUDGED))
         if not dtype and pair.actual.is_floating_point():
             dtype = pairs.actual.info.get("dtype") or str(pair.actual.dtype).removeprefix("torch.")
+    tolerance.check(order)
     known = dtype if dtype in EPSILON else "float32"
     taps = tuple(Tap(name, name) for name in order)
     info = dump_info(pairs.actual, known)

@@ -24,14 +24,17 @@ HEADROOM = 2.0
 
 
 def project_tolerance(folder: Path) -> Tolerance:
-    """Return the rules of the nearest ``pyproject.toml`` at or above ``folder``; none when it has no such table."""
+    """Return the rules of the nearest ``pyproject.toml`` at or above ``folder``; none when it has no such table.
+
+    They are for all of a project's models: one that matches no site is no error.
+    """
     for parent in (folder, *folder.parents):
         path = parent / "pyproject.toml"
         if path.is_file():
             table: Any = read_toml(path)
             for name in ("tool", "ditto_core", "tolerances"):
                 table = table.get(name, {})
-            return Tolerance.of(table)
+            return Tolerance.of(table).optional()
     return Tolerance()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.errors import UsageError, nearest
-from ditto_core.sites import matches
+from ditto_core.errors import SelectorError, UsageError, nearest
+from ditto_core.sites import matches, no_match
 
 if TYPE_CHECKING:
     from ditto_core.backends.base import KernelProperty
@@ -68,7 +68,8 @@ class Rule:
     """A user's bound on ``metric`` at the sites that match ``selector`` (at ``step``, where given).
 
     ``rtol`` and ``atol`` set the element-wise tolerance behind ``mismatched`` and ``mismatch_ratio``. A rule with a
-    ``reason`` makes what it allows ``explained``, not ``within``.
+    ``reason`` makes what it allows ``explained``, not ``within``. ``required``: a selector that matches no site is an
+    error; the rules of a whole project are not, for they speak of several models.
     """
 
     selector: str
@@ -78,6 +79,7 @@ class Rule:
     reason: str = ""
     rtol: float | None = None
     atol: float | None = None
+    required: bool = True
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -144,9 +146,20 @@ class Tolerance:
         factor = self.factor if self.factor != FACTOR else other.factor
         return Tolerance(factor, (*other.rules, *self.rules))
 
+    def optional(self) -> Tolerance:
+        """Return the same rules, none of which must be about a site."""
+        return replace(self, rules=tuple(replace(rule, required=False) for rule in self.rules))
+
     def rule_for(self, sites: Sequence[str], step: int) -> Rule | None:
         """Return the rule that decides at a site and step: the last that applies."""
         return next((rule for rule in reversed(self.rules) if rule.applies(sites, step)), None)
+
+    def check(self, sites: Iterable[str]) -> None:
+        """Raise :class:`~ditto_core.errors.SelectorError` for a required rule that speaks of none of ``sites``."""
+        names = list(sites)
+        for rule in self.rules:
+            if rule.required and not any(matches(rule.selector, name) for name in names):
+                raise SelectorError(f"tolerance: {no_match(rule.selector, names)}")
 
     def judge(
         self,
@@ -241,7 +254,7 @@ def parse_rule(selector: str, value: Any) -> Rule:
     fields = dict(value)
     if "max_mismatch_ratio" in fields:
         fields |= {"bound": fields.pop("max_mismatch_ratio"), "metric": "mismatch_ratio"}
-    known = [name for name in Rule.__dataclass_fields__ if name != "selector"]
+    known = [name for name in Rule.__dataclass_fields__ if name not in ("selector", "required")]
     for name in fields:
         if name not in known:
             raise UsageError(f"tolerance for {selector!r} has no field {name!r}{nearest(name, known)}")

@@ -22,7 +22,7 @@ from ditto_core.dumps import etdump, files, polygraphy, traces, trtllm
 from ditto_core.dumps.base import Dump, Format
 from ditto_core.errors import TraceError, UsageError, nearest
 
-__all__ = ["FORMATS", "Dump", "Format", "open_dump"]
+__all__ = ["FORMATS", "Dump", "Format", "format_of", "open_dump"]
 
 FORMATS: tuple[Format, ...] = (
     *traces.FORMATS,
@@ -43,12 +43,18 @@ def open_dump(path: Path | str, **options: Any) -> Dump:
     Raises :class:`TraceError` when the path is missing, of no known format, or damaged, :class:`UsageError` for an
     option that the format does not have.
     """
+    form = format_of(path)
+    return form.open(Path(path), **checked(form, options))
+
+
+def format_of(path: Path | str) -> Format:
+    """Return the format of a dump. Raises :class:`TraceError` when the path is missing or of no known format."""
     path = Path(path)
     if not path.exists():
         raise TraceError(f"{path} does not exist")
     for candidate in FORMATS:
         if candidate.claims(path):
-            return candidate.open(path, **checked(candidate, options))
+            return candidate
     known = ", ".join(f.name for f in FORMATS)
     raise TraceError(f"{path} is not a dump of a known format (known: {known})")
 

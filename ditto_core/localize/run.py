@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import UsageError
 from ditto_core.generate import Prompt
 from ditto_core.localize.result import Localization
@@ -57,8 +58,12 @@ def with_every_site(pair: Pair, dtype: str) -> Pair:
 
 
 def other_pair(pair: Pair, spec: EngineSpec) -> Pair:
-    """Return a pair of the same workspace and options with another engine; nothing is dumped twice."""
-    return type(pair)(pair.workspace, spec, replace(pair.options, dump=None))
+    """Return a pair of the same workspace and options with another engine; nothing is dumped twice.
+
+    Tolerances of names that only the first engine has mean nothing there.
+    """
+    rules = Tolerance.of(pair.options.tolerance).optional()
+    return type(pair)(pair.workspace, spec, replace(pair.options, dump=None, tolerance=rules))
 
 
 def inside(whole: Pair, found: Localization, run: Any) -> Localization:

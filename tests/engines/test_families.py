@@ -113,3 +113,15 @@ def test_sdpa_attention_is_exported_and_compared_with_sdpa_eager(workspace):
     run.assert_close()
     assert "model.layers.0.self_attn:probs" not in run.sites
     pair.close()
+
+
+def test_a_site_under_an_alias_is_compared_under_that_name(workspace):
+    outputs = {"model.layers.1.mlp.down_proj": "down", "model.norm": "last"}
+    pair = Pair(workspace, EngineSpec.of(DECODERS["llama"], outputs=outputs))
+    run = pair.generate(PROMPTS, max_new_tokens=2)
+    run.assert_close()
+    assert {"down", "last"} <= set(run.sites)
+    assert all(result.floor is not None for result in run)
+    whole = Pair(workspace, EngineSpec.of(DECODERS["llama"], outputs=EVERYTHING)).generate(PROMPTS, max_new_tokens=2)
+    error = {r.site: r.metrics.rel_l2 for r in whole if r.step == 0}
+    assert {r.site: r.metrics.rel_l2 for r in run if r.step == 0}["last"] == error["model.norm"]

@@ -7,9 +7,9 @@ import torch
 
 from ditto_core.backends.trtllm import detect, names
 from ditto_core.backends.trtllm.names import Place
-from ditto_core.backends.trtllm.rows import piece, prompts, to_rows
 from ditto_core.dumps.namemap import NameMap
 from ditto_core.errors import BackendError, UsageError
+from ditto_core.layout import prompts, to_rows
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_prompts_lose_their_padding():
 
 def test_a_piece_is_cut_by_the_ratio_of_heads():
     joint = torch.arange(8)
-    assert piece(joint, Place("x", "", 1, 3), (2, 1, 1)).tolist() == [4, 5]
-    assert piece(joint, Place("x"), (2, 1, 1)) is joint
+    assert Place("x", "", 1, 3).cut(joint, (2, 1, 1)).tolist() == [4, 5]
+    assert Place("x").cut(joint, (2, 1, 1)) is joint
 
 
 def package(folder, version, *files):

@@ -9,8 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ditto_core.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    import torch
 
 Table = Mapping[str, tuple[str, ...]]
 """TensorRT-LLM's module -> the Hugging Face module that it is, or those whose outputs it holds side by side."""
@@ -78,6 +82,13 @@ class Place:
     def value(self) -> str:
         """Text form: ``transformer.layers.3.attention.qkv[0/3]`` is the first of three pieces."""
         return self.tensor if self.parts == 1 else f"{self.tensor}[{self.part}/{self.parts}]"
+
+    def cut(self, tensor: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+        """Return this place's share of the last axis of the tensor that holds it; ``sizes`` is the pieces' ratio."""
+        if self.parts == 1:
+            return tensor
+        unit = tensor.shape[-1] // sum(sizes)
+        return tensor.narrow(-1, unit * sum(sizes[: self.part]), unit * sizes[self.part])
 
     @classmethod
     def parse(cls, value: str) -> Place:

@@ -15,9 +15,9 @@ from ditto_core.backends.base import SessionInfo, TapSink
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.handoff import Handoff
 from ditto_core.backends.trtllm.names import FUSED_QKV, Place
-from ditto_core.backends.trtllm.rows import new_tokens, piece, prompts, to_rows
 from ditto_core.backends.trtllm.session import LOGITS, NO_END, device, one_hot
 from ditto_core.errors import BackendError, RunError, UsageError
+from ditto_core.layout import new_tokens, prompts, to_rows
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
@@ -93,7 +93,7 @@ class TorchSession:
             if place.tensor not in found:
                 raise RunError(f"{place.module} of the PyTorch backend did not run, so {tap.site} cannot be shown")
             sizes = self._heads if FUSED_QKV.search(place.module) else (1,) * place.parts
-            sink(tap.site, piece(to_rows(found[place.tensor], real), place, sizes))
+            sink(tap.site, place.cut(to_rows(found[place.tensor], real), sizes))
         return {LOGITS: to_rows(found[LOGITS], real)}
 
     def close(self) -> None:

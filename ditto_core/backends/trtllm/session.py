@@ -14,8 +14,8 @@ from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.build import engine_config, ranks
 from ditto_core.backends.trtllm.handoff import Handoff
 from ditto_core.backends.trtllm.names import Place
-from ditto_core.backends.trtllm.rows import new_tokens, piece, prompts, to_rows
 from ditto_core.errors import BackendError, RunError
+from ditto_core.layout import new_tokens, prompts, to_rows
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
@@ -75,7 +75,7 @@ class EngineSession:
             place = self._places[tap.site]
             if place.tensor not in buffer:
                 raise RunError(f"the engine has no output {place.tensor!r} for {tap.site}; it was built without it")
-            sink(tap.site, piece(to_rows(buffer[place.tensor], real), place, self._heads))
+            sink(tap.site, place.cut(to_rows(buffer[place.tensor], real), self._heads))
         return {LOGITS: to_rows(buffer[LOGITS], real)[..., : self._vocabulary]}
 
     def close(self) -> None:

@@ -1,10 +1,8 @@
-"""TensorRT-LLM's layouts -> rows that are padded on the left, as the rest of this library has them."""
+"""Layouts of batches -> rows that are padded on the left, as the rest of this library has them."""
 
 from __future__ import annotations
 
 import torch
-
-from ditto_core.backends.trtllm.names import Place
 
 
 def new_tokens(mask: torch.Tensor, length: int) -> torch.Tensor:
@@ -17,12 +15,12 @@ def prompts(input_ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
     return [row[keep.bool()].to(torch.int32) for row, keep in zip(input_ids, mask, strict=True)]
 
 
-def to_rows(tensor: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+def to_rows(tensor: torch.Tensor, real: torch.Tensor, padded: str = "right") -> torch.Tensor:
     """Lay out a tensor of a step as [batch, length, …], zeros on the padding; ``real`` is bool [batch, length].
 
-    It may be packed [tokens, …] or [1, tokens, …], padded on the right [batch, longest prompt, …], or hold one token a
-    row [batch, …] (logits without ``gather_context_logits``), which becomes [batch, 1, …]. Anything else is returned
-    as it is.
+    It may be packed [tokens, …] or [1, tokens, …], padded [batch, longest prompt, …] on the side ``padded``, or hold
+    one token a row [batch, …] (TensorRT-LLM's logits without ``gather_context_logits``), which becomes [batch, 1, …].
+    Anything else is returned as it is.
     """
     batch, length = real.shape
     tokens = int(real.sum())
@@ -30,7 +28,8 @@ def to_rows(tensor: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         tensor = tensor[0]
     if tensor.shape[:2] == (batch, length):
         counts = real.sum(1, keepdim=True)
-        return scatter(tensor[torch.arange(length) < counts], real)
+        there = torch.arange(length) < counts if padded == "right" else real
+        return scatter(tensor[there.to(tensor.device)], real)
     if tensor.shape[:1] == (tokens,):
         return scatter(tensor, real)
     return tensor.unsqueeze(1) if tensor.shape[:1] == (batch,) else tensor
@@ -41,11 +40,3 @@ def scatter(packed: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     out = packed.new_zeros((*real.shape, *packed.shape[1:]))
     out[real.to(packed.device)] = packed
     return out
-
-
-def piece(tensor: torch.Tensor, place: Place, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Return a place's share of the last axis of a tensor that holds several sites; ``sizes`` is their ratio."""
-    if place.parts == 1:
-        return tensor
-    unit = tensor.shape[-1] // sum(sizes)
-    return tensor.narrow(-1, unit * sum(sizes[: place.part]), unit * sizes[place.part])

@@ -1,0 +1,141 @@
+"""Another tool's dump as a session: its tensors under this library's sites, in this library's layout, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ditto_core.backends.base import SessionInfo, TapSink
+from ditto_core.backends.recorded import differs
+from ditto_core.dumps import Dump, open_dump
+from ditto_core.dumps.namemap import Entry, NameMap
+from ditto_core.errors import RunError, TraceError
+from ditto_core.layout import new_tokens, to_rows
+from ditto_core.sites import Tap
+
+LOGITS = "logits"
+TOKENS = "input_ids"
+NAMES_FILES = ("names.json", "names.toml")
+PADDED_ON_THE_RIGHT = ("trtllm",)
+"""Formats whose padded tensors have their padding on the right."""
+
+
+class DumpSession:
+    """Implements :class:`~ditto_core.backends.base.Session` over a :class:`~ditto_core.dumps.Dump`.
+
+    A name of the dump means the tap that has it as its site, alias or value, after ``name_map``. Tensors of taps with
+    axes ``batch, length`` may be packed [tokens, …] or padded on either side. The final output ``logits`` is what the
+    dump calls so, or the site that is the model's logits; a dump without either has no final output. Where the dump
+    also has ``input_ids``, a step on other tokens is refused. ``absent`` are the taps that it never had: what another
+    tool dumped is compared, and what it did not dump is said.
+    """
+
+    def __init__(self, dump: Dump, taps: tuple[Tap, ...], name_map: NameMap) -> None:
+        self._dump = dump
+        self._names = name_map
+        self._side = side(dump, name_map)
+        self._by_name = {name: tap for tap in reversed(taps) for name in (tap.value, *tap.aliases, tap.site)}
+        self._next = 0
+        known = self._entries(0)
+        self._taps = tuple(tap for tap in taps if tap.site in known)
+        self.absent = frozenset(tap.site for tap in taps) - known.keys()
+        if not known:
+            raise TraceError(self._no_name(taps))
+        dtype = str(self._load(next(iter(known.values()))).dtype).removeprefix("torch.")
+        self._info = SessionInfo(f"{dump.format} dump", dump.format, dtype, model=dump.path.name, facts=dict(dump.info))
+
+    @property
+    def info(self) -> SessionInfo:
+        """What kind of dump it is; ``dtype`` is that of its first tensor."""
+        return self._info
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The taps that the dump's first step has."""
+        return self._taps
+
+    def start(self, batch: int) -> None:
+        """Go back to step 0."""
+        self._next = 0
+
+    def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
+        """Replay the next step. Raises :class:`RunError` after the last one, or when ``inputs`` are not the dump's."""
+        if self._next >= self._dump.steps:
+            raise RunError(f"{self._dump.path} ends after {self._dump.steps} steps, step {self._next} was asked for")
+        self._check_tokens(inputs)
+        outputs = {}
+        for site, entry in self._entries(self._next).items():
+            tap = self._by_name.get(site)
+            tensor = self._rows(self._load(entry), inputs, tap.axes if tap else ("batch", "length", ""))
+            if tap is not None:
+                sink(tap.site, tensor)
+            if LOGITS in (site, tap.value if tap else ""):
+                outputs[LOGITS] = tensor
+        self._next += 1
+        return outputs
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _entries(self, step: int) -> dict[str, Entry]:
+        """Return what a step has: site (or ``logits``) -> entry, in the taps' topological order."""
+        found = {}
+        for name, entry in self._names.entries(self._dump.names(step)).items():
+            if name in self._by_name:
+                found[self._by_name[name].site] = entry
+            elif name == LOGITS:
+                found[name] = entry
+        return found
+
+    def _load(self, entry: Entry) -> torch.Tensor:
+        return entry.take(self._dump.load(self._next, entry.source))
+
+    def _rows(self, tensor: torch.Tensor, inputs: Mapping[str, torch.Tensor], axes: tuple[str, ...]) -> torch.Tensor:
+        if axes[:2] != ("batch", "length") or "attention_mask" not in inputs:
+            return tensor
+        return to_rows(tensor, new_tokens(inputs["attention_mask"], inputs[TOKENS].shape[1]), self._side)
+
+    def _check_tokens(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        if TOKENS not in inputs or TOKENS not in self._dump.names(self._next):
+            return
+        recorded = self._rows(self._dump.load(self._next, TOKENS), inputs, ("batch", "length"))
+        if problem := other_tokens(inputs, recorded):
+            raise RunError(f"{self._dump.path} was recorded on other inputs: step {self._next}, {problem}")
+
+    def _no_name(self, taps: tuple[Tap, ...]) -> str:
+        names = self._dump.names(0)
+        example = f" (for example {names[0]!r} against {taps[0].site!r})" if names and taps else ""
+        return (
+            f"none of the {len(names)} names of {self._dump.path} is among the {len(taps)} taps of the engine"
+            f"{example}: give name_map="
+        )
+
+
+def open_dumped(path: Path, taps: tuple[Tap, ...], name_map: Any = None) -> DumpSession:
+    """Open a dump of any tool as the reference of an engine with ``taps``.
+
+    ``name_map`` is what :meth:`NameMap.of` takes; without one, ``names.json`` or ``names.toml`` in the dump's folder is
+    read. Raises :class:`TraceError` when the dump or the map is damaged, or no name of the dump is a tap's.
+    """
+    beside = next((path / name for name in NAMES_FILES if (path / name).is_file()), None)
+    return DumpSession(open_dump(path), taps, NameMap.of(beside if name_map is None else name_map))
+
+
+def side(dump: Dump, name_map: NameMap) -> str:
+    """Return on which side a dump's tensors are padded: as the name map says, else as its tool does."""
+    if name_map.padding is not None and not name_map.padding.mask:
+        return name_map.padding.side
+    return "right" if dump.format in PADDED_ON_THE_RIGHT else "left"
+
+
+def other_tokens(inputs: Mapping[str, torch.Tensor], recorded: torch.Tensor) -> str:
+    """Say in words where recorded tokens [batch, length] are not the given ones; what stands on padding is ignored."""
+    given = inputs[TOKENS].cpu()
+    recorded = recorded.cpu().to(given.dtype)
+    if recorded.shape == given.shape and "attention_mask" in inputs:
+        real = new_tokens(inputs["attention_mask"], given.shape[1]).cpu()
+        given, recorded = given * real, recorded * real
+    return differs(TOKENS, given, recorded)

@@ -1,0 +1,173 @@
+"""A dump of another tool as the reference of a real engine: names, layouts, tokens, and a fault found through it.
+
+TensorRT-LLM cannot be installed here: its folders are made by its documented layouts, from eager's tensors.
+"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from ditto_core.backends.trtllm.names import name_map
+from ditto_core.dumps.namemap import NameMap
+from ditto_core.errors import RunError, TraceError, UsageError
+from ditto_core.layout import new_tokens
+from ditto_core.options import PairOptions
+from ditto_core.pair import Pair
+from ditto_core.spec import EngineSpec
+from ditto_core.trace import Trace
+from tests.models import conv_net, llama
+
+PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [4, 5, 6], [9, 8, 7, 6, 5]]
+STEPS = 3
+POLYGRAPHY = "import sys; from polygraphy.tools import main; sys.exit(main())"
+SITES = ("model.layers.*", "model.layers.*.self_attn.?_proj", "model.norm", "lm_head")
+SPEC = EngineSpec.of(llama, outputs=SITES)
+
+
+@pytest.fixture(scope="module")
+def eager(workspace, tmp_path_factory):
+    """What the eager model computes, step by step."""
+    folder = tmp_path_factory.mktemp("eager")
+    pair = Pair(workspace, SPEC, PairOptions(observer=False, dump=folder))
+    pair.generate(PROMPTS, max_new_tokens=STEPS).assert_close()
+    pair.close()
+    return Trace.open(folder / "reference")
+
+
+def beside(workspace, reference, spec=SPEC, **options):
+    """Run the engine beside a reference."""
+    pair = Pair(workspace, spec, PairOptions(reference=str(reference), observer=False, **options))
+    try:
+        return pair.generate(PROMPTS, max_new_tokens=STEPS) if spec is SPEC else pair.run()
+    finally:
+        pair.close()
+
+
+def taps_of(eager, step):
+    data = eager.step(step)
+    return {site: tensor.float() for site, tensor in data.taps.items()}
+
+
+def steps_in_pt(eager, folder, change=lambda step, taps: taps):
+    folder.mkdir()
+    for step in range(eager.steps):
+        torch.save(change(step, taps_of(eager, step)), folder / f"step{step}.pt")
+    return folder
+
+
+def tllm_debug(eager, folder, layout):
+    """Write what the engine of TensorRT-LLM holds: joint q/k/v, its own names, the last token's logits only."""
+    for step in range(eager.steps):
+        inputs = eager.step(step).inputs
+        real = new_tokens(inputs["attention_mask"], inputs["input_ids"].shape[1])
+        taps = taps_of(eager, step)
+        tensors = {"input_ids": inputs["input_ids"], "transformer.ln_f": taps["model.norm"]}
+        for i in (0, 1):
+            joint = [taps[f"model.layers.{i}.self_attn.{x}_proj"] for x in "qkv"]
+            tensors[f"transformer.layers.{i}.attention.qkv"] = torch.cat(joint, -1)
+            tensors[f"transformer.layers.{i}"] = taps[f"model.layers.{i}"]
+        tensors = {name: layout(tensor, real) for name, tensor in tensors.items()}
+        write(folder, step, {**tensors, "logits": taps["lm_head"][:, -1]})
+    return folder
+
+
+def write(folder, step, tensors):
+    rank = folder / "tllm_debug" / "PP_0" / "TP_0"
+    rank.mkdir(parents=True, exist_ok=True)
+    for name, tensor in tensors.items():
+        np.save(rank / f"{name}-step{step}.npy", tensor.numpy().astype(np.float32))
+
+
+def packed(tensor, real):
+    return tensor[real]
+
+
+def padded_on_the_right(tensor, real):
+    out = torch.zeros_like(tensor)
+    for row, keep in enumerate(real):
+        out[row, : int(keep.sum())] = tensor[row, keep]
+    return out
+
+
+@pytest.mark.parametrize("layout", [packed, padded_on_the_right])
+def test_a_tllm_debug_folder_is_a_reference(eager, workspace, tmp_path, layout):
+    folder = tllm_debug(eager, tmp_path, layout)
+    names = name_map("llama", 4, 2, ["transformer.layers.0", "transformer.layers.0.attention.qkv", "transformer.ln_f"])
+    run = beside(workspace, folder, name_map=NameMap.from_json(names))
+    run.assert_close()
+    run.assert_same_tokens()
+    assert set(run.sites) >= {"model.layers.1.self_attn.v_proj", "model.layers.0", "model.norm", "lm_head"}
+    assert run.reference.label == "trtllm dump"
+    assert run.reference.facts["layout"] == "Python runtime"
+    assert "one side has the last token's logits only: the others' are not compared" in run.notes
+
+
+def test_the_name_map_beside_a_dump_is_found(eager, workspace, tmp_path):
+    folder = tllm_debug(eager, tmp_path, packed)
+    names = name_map("llama", 4, 2, ["transformer.layers.0", "transformer.layers.0.attention.qkv", "transformer.ln_f"])
+    (folder / "names.json").write_text(json.dumps(names))
+    assert "model.layers.1.self_attn.k_proj" in beside(workspace, folder).sites
+
+
+def test_a_folder_of_pt_files_names_the_first_site_that_differs(eager, workspace, tmp_path):
+    def scaled(step, taps):
+        return {**taps, **{site: taps[site] * 1.01 for site in ("model.norm", "lm_head")}}
+
+    run = beside(workspace, steps_in_pt(eager, tmp_path / "dump", scaled))
+    assert not run
+    assert run.first_bad.site == "model.norm"
+    assert {r.site for r in run.failures} == {"model.norm", "lm_head"}
+    run.assert_same_tokens()
+    good = beside(workspace, steps_in_pt(eager, tmp_path / "good"))
+    good.assert_close()
+    assert set(good.sites) == {tap.site for tap in eager.taps}
+
+
+def test_without_logits_both_sides_follow_the_engine_and_no_token_is_claimed_equal(eager, workspace, tmp_path):
+    folder = steps_in_pt(eager, tmp_path / "dump", lambda step, taps: {k: v for k, v in taps.items() if k != "lm_head"})
+    run = beside(workspace, folder)
+    run.assert_close()
+    assert run.tokens == ()
+    assert any("no logits" in note for note in run.notes)
+    assert "the reference's dump lacks 1 of 12 sites: lm_head" in run.notes
+    assert run.steps == STEPS
+
+
+def test_polygraphys_outputs_are_a_reference(workspace, tmp_path):
+    """Written by the real tool, from the exported model, on the example inputs."""
+    pytest.importorskip("polygraphy", reason="Polygraphy writes the file")
+    spec = EngineSpec.of(conv_net)
+    from polygraphy.json import save_json
+
+    examples = workspace.model(spec.model).examples
+    save_json([{name: tensor.numpy() for name, tensor in examples.items()}], str(tmp_path / "in.json"))
+    engine = next(workspace.build(spec).directory.glob("*.onnx"))
+    command = [sys.executable, "-c", POLYGRAPHY, "run", str(engine), "--onnxrt"]
+    files = ["--load-inputs", str(tmp_path / "in.json"), "--save-outputs", str(tmp_path / "out.json")]
+    subprocess.run([*command, *files], check=True, capture_output=True)
+    run = beside(workspace, tmp_path / "out.json", spec)
+    run.assert_close()
+    assert len(run.sites) >= 6
+    assert run.reference.label == "polygraphy dump"
+
+
+def test_other_tokens_fewer_steps_and_strange_names_are_one_clear_line(eager, workspace, tmp_path):
+    shifted = tllm_debug(eager, tmp_path / "shifted", packed)
+    ids = next(shifted.rglob("input_ids-step1.npy"))
+    np.save(ids, np.load(ids) + 1)
+    same = [["transformer.ln_f", "model.norm"]]
+    with pytest.raises(RunError, match=r"was recorded on other inputs: step 1, input_ids\[0, 0\] is \d+, recorded was"):
+        beside(workspace, shifted, name_map=same)
+    short = steps_in_pt(eager, tmp_path / "short")
+    (short / f"step{STEPS - 1}.pt").unlink()
+    with pytest.raises(RunError, match=r"short ends after 2 steps, step 2 was asked for"):
+        beside(workspace, short)
+    strange = steps_in_pt(eager, tmp_path / "strange", lambda step, taps: {f"x.{k}": v for k, v in taps.items()})
+    with pytest.raises(TraceError, match=r"none of the \d+ names of .*strange is among the \d+ taps .*give name_map="):
+        beside(workspace, strange)
+    with pytest.raises(UsageError, match="name_map is given, but reference 'eager' is no path of a dump"):
+        beside(workspace, "eager", name_map=same)

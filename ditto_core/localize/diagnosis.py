@@ -26,7 +26,7 @@ def conclude(localizer: Localizer, comparison: Comparison | None = None, graph: 
     blamed = blame(localizer.results, localizer.taps, comparison, graph)
     with torch.inference_mode():
         found = [cause for evidence in evidences(localizer, blamed) if (cause := diagnose(evidence)) is not None]
-    causes = merge(found) + run_causes(comparison, blamed, localizer)
+    causes = merge(found) + run_causes(comparison, blamed)
     return Localization(
         localizer.dtype, localizer.factor, tuple(localizer.results), blamed, causes, tuple(notes(localizer, blamed))
     )

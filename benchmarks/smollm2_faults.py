@@ -44,7 +44,7 @@ FAULTS = {
     f"{LAYER}20.self_attn:v_states": (cache.scaled(20, "value", 0.99), "KV cache scale", 1),
     f"{LAYER}0:in.attention_mask": (mask.without_self(), "mask off by one", 0),
     f"{LAYER}25.mlp.up_proj": (weights.quantized(f"{LAYER}25.mlp.up_proj"), "weights quantized", 0),
-    f"{LAYER}29": (graph.residual_missing(f"{LAYER}29", 1), "residual missing", 0),
+    f"{LAYER}29": (graph.operand_alone(f"{LAYER}29", 1), "residual missing", 0),
 }
 
 

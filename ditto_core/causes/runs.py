@@ -62,8 +62,11 @@ def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
     if any(row.flips for row in comparison.tokens):
         return None
     worst = max(finals, key=lambda r: r.verdict.margin)
+    failing = [r for r in comparison.results if r.step == blamed[0].step and not r.verdict.ok]
+    last = max(failing, key=lambda r: r.order).site if failing else ""
     lines = (
         f"{blamed[0].site} adds {blamed[0].local:.1e}, yet {worst.site} passes with {worst.verdict.value:.1e}",
+        f"{last} is the last site that shows it" if last else "no site differs beyond rounding from the reference's",
         f"the run had {comparison.steps} steps of {len(comparison.tokens) or 1} rows",
     )
     step = (

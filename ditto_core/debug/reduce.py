@@ -155,8 +155,22 @@ class Search:
     def guesses(self) -> list[Sequence[int]]:
         """Return what to try first: the worst node, the two worst, all that stand out, and what connects them."""
         ranked = suspects(self.errors)
-        sets = [ranked[:1], ranked[:2], self.graph.closure(ranked[:2]), ranked, self.graph.closure(ranked)]
+        worst = self.with_unknown(ranked[:1])
+        sets = [ranked[:1], worst, ranked[:2], self.graph.closure(ranked[:2]), ranked, self.graph.closure(ranked)]
         return list({tuple(sorted(s)): s for s in sets if s}.values())
+
+    def with_unknown(self, nodes: Sequence[int]) -> list[int]:
+        """Add the nodes before these that the good graph lacks: a fault that adds nodes lies between known values."""
+        good = self.options.reference.graph(self.graph)
+        if good is None:
+            return list(nodes)
+        found, waiting = set(nodes), list(nodes)
+        while waiting:
+            read = [n for n in self.graph.reads[waiting.pop()] if n in self.graph.producer and n not in good.producer]
+            new = {self.graph.producer[name] for name in read} - found
+            found |= new
+            waiting += new
+        return sorted(found)
 
     def judge(self, nodes: Collection[int]) -> Made:
         """Write the part for the check command, or compare it here."""

@@ -1,5 +1,7 @@
 """Faults in real ONNX Runtime engines: the blamed site is right, and the cause is named by its rule."""
 
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -46,3 +48,14 @@ def test_every_rule_and_every_kind_has_a_fault_that_provokes_it():
     assert {case.kind for case in CASES} | {kind for kind, _ in RUN_CAUSES.values()} == set(KINDS)
     assert set(KINDS) == set(get_args(Kind))
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_the_table_of_reported_faults_says_what_the_cases_say():
+    text = (Path(__file__).parents[2] / "benchmarks/localize.md").read_text()
+    rows = re.findall(r"^\|.*\| `([^`|]+)` \| ([^|,]+)(?:, step (\d))? \| ([^|]+) \|$", text, re.MULTILINE)
+    known = {case.name: (case.site, str(case.step or ""), case.kind) for case in CASES}
+    known |= {rule: ("none", "", kind) for rule, (kind, _) in RUN_CAUSES.items()}
+    assert len(rows) == 22
+    assert {name: tuple(rest) for name, *rest in rows} == {name: known[name] for name, *_ in rows}
+    assert f"puts {len(CASES)} faults into tiny engines" in text
+    assert f"{len(RULES)} rules and {len(KINDS)} kinds" in text

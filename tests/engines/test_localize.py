@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ditto_core.localize import EVERYTHING, Localization
 from ditto_core.localize.text import cause_line, localization_text
@@ -12,7 +13,7 @@ from ditto_core.models import tiny_decoder
 from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
-from tests.faults import FaultyWorkspace, graph, weights
+from tests.faults import FaultyWorkspace, graph, rope, weights
 from tests.faults.runs import DOWN, PROMPT, pair_with
 from tests.models import DECODERS, bert, conv_net, llama
 
@@ -50,6 +51,16 @@ def test_a_model_without_a_cache_is_localized_too(workspace, tmp_path, model, si
     assert found.cause.kind == "weight scaled"
 
 
+def test_an_operator_that_saturates_shows_on_a_structured_input_only(workspace, tmp_path):
+    """The clip lies between what random pixels reach and what an edge in a real picture does."""
+    pair = pair_with(workspace, tmp_path, graph.clipped("0", -2.5, 2.5), conv_net)
+    random = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    edge = torch.cat([torch.full((2, 3, 16, 8), -4.0), torch.full((2, 3, 16, 8), 4.0)], -1)
+    assert not pair.run({"input": random}, localize=True).localization
+    found = pair.run({"input": edge}, localize=True).localization
+    assert (found.first.site, found.cause.kind) == ("0", "saturation")
+
+
 def test_only_the_needed_build_is_made_when_the_engine_shows_too_little(workspace, tmp_path):
     faulty = FaultyWorkspace(workspace.cache, weights.scaled(DOWN, 1.01), tmp_path)
     pair = Pair(faulty, EngineSpec.of(llama, outputs=["model.layers.*"]), PairOptions(observer=False))
@@ -73,6 +84,14 @@ def test_the_operator_inside_the_blamed_site_is_named_after_one_more_build(works
         "model.layers.1.self_attn:k_rope",
         "model.layers.0:in.attention_mask",
     }
+
+
+def test_positions_that_count_padding_are_said_to_heal_under_rope(workspace, tmp_path):
+    """Only differences of positions count, so the logits agree though cosine, sine, queries and keys do not."""
+    pair = pair_with(workspace, tmp_path, rope.positions_from_zero())
+    found = pair.generate([PROMPT, PROMPT[:3]], max_new_tokens=1, localize=True).localization
+    assert [cause.kind for cause in found.causes] == ["padding positions", "hidden by this input"]
+    assert found.causes[1].evidence[1] == "model.layers.1.self_attn:k_rope is the last site that shows it"
 
 
 def test_a_fault_below_float16_rounding_shows_in_float32(workspace, tmp_path):

@@ -311,7 +311,7 @@ CACHES = [
 
 INNER = f"{MLP}.down_proj:in"
 ANYWHERE = [
-    Case("residual", graph.residual_missing(LAYER, 1), LAYER, "residual missing", "generic.residual"),
+    Case("residual", graph.operand_alone(LAYER, 1), LAYER, "residual missing", "generic.residual"),
     Case("residual half", graph.term_scaled(LAYER, 1, 0.5), LAYER, "residual scaled", "generic.residual"),
     Case("gate ignored", graph.operand_alone(INNER, 1), INNER, "operand ignored", "generic.factor_missing"),
     Case("clip", graph.clipped(INNER, -0.5, 0.5), INNER, "saturation", "generic.saturated"),

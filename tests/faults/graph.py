@@ -28,14 +28,6 @@ def constant_changed(site, kind, change, skip=0):
     return fault
 
 
-def residual_missing(site, keep):
-    def fault(edit):
-        node = edit.node(site)
-        replace(edit, node, "Identity", [node.input[keep]])
-
-    return fault
-
-
 def clipped(site, low, high):
     return lambda edit: edit.change_value(site, ("Clip", [edit.scalar(low), edit.scalar(high)], {}))
 
@@ -150,7 +142,7 @@ def rounded(edit, node, value, bits):
 
 
 def operand_alone(site, keep):
-    """The product that computes ``site`` becomes one of its factors."""
+    """The sum or product that computes ``site`` becomes one of its operands."""
 
     def fault(edit):
         node = edit.node(site)

@@ -62,6 +62,7 @@ def hidden_by_input(workspace, directory):
     found = pair.generate(PROMPT, max_new_tokens=1, localize=True).localization
     assert [item.site for item in found.blamed] == [DOWN]
     assert found.causes[0].kind == "weight scaled"
+    assert found.causes[1].evidence[1] == f"{DOWN} is the last site that shows it"
     return found.causes[1:]
 
 

@@ -68,4 +68,4 @@ def notes(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[str]:
     if unseen:
         yield f"{len(unseen)} sites are the same tensor as another or were not computed: {', '.join(unseen[:3])}"
     if not blamed and localizer.dtype != "float32":
-        yield f"nothing above {localizer.dtype} rounding; localize(fp32=True) shows faults that hide below it"
+        yield f"nothing above {localizer.dtype} rounding; localize(fp32=True) or --fp32 shows what hides below it"

@@ -1,5 +1,6 @@
 """docs/localizing.md: its examples run, its sample is what a faulty engine prints, its table is the registry."""
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ LOCALIZE, RELATIONS, TWO_RUNS = python_blocks(PAGE)
 
 
 @pytest.mark.parametrize(("script", "says"), [(LOCALIZE, "no site of 45 adds more"), (TWO_RUNS, "")])
-def test_its_scripts_run(tmp_path, shared_cache_dir, script, says):
+def test_its_scripts_run(tmp_path, shared_cache_dir, monkeypatch, capsys, script, says):
+    monkeypatch.setenv("DITTO_CACHE_DIR", str(shared_cache_dir))
     (tmp_path / "script.py").write_text(script)
-    done = run(["script.py"], tmp_path, shared_cache_dir)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(says)
+    runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+    assert capsys.readouterr().out.startswith(says)
 
 
 def test_its_tests_pass(tmp_path, shared_cache_dir):

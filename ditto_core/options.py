@@ -16,7 +16,8 @@ class PairOptions:
     ``reference``: ``eager``, a dtype for eager (``eager:float32``), a backend's name (the same model built by it), a
     trace directory, or an :class:`~ditto_core.spec.EngineSpec`. ``observer``: also build the engine without taps and
     compare final outputs. ``threads``: torch threads while it runs (0 leaves them). ``dump``: folder for traces.
-    ``localize``: also measure the error that each tapped site adds by itself, and name causes.
+    ``localize``: also measure the error that each tapped site adds by itself, and name causes. ``localize_failed``: do
+    so in a second run when a comparison fails and took at most this many seconds (0: never).
     """
 
     reference: Any = "eager"
@@ -26,6 +27,7 @@ class PairOptions:
     dump: Path | None = None
     device: str = "cpu"
     localize: bool = False
+    localize_failed: float = 0.0
 
     def __post_init__(self) -> None:
         if self.threads < 0:

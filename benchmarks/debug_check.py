@@ -35,10 +35,13 @@ def rel_l2(part, good, captured):
 
 
 def corrected(part, good, captured):
-    """Return the good model's nodes for those outputs of the part that they can compute from the part's own inputs."""
+    """Return the good model's nodes for those outputs of the part that they can compute, from the part's inputs."""
     producers = {name: node for node in good.graph.node for name in node.output}
     weights = {tensor.name: tensor for tensor in good.graph.initializer}
     given = {value.name for value in part.graph.input}
+    known = {*producers, *(value.name for value in good.graph.input)}
+    if given <= known:  # a fault may have lost an operand: the good nodes then read more than the part does
+        given = set(captured) - {name for node in part.graph.node for name in node.output}
     ends, nodes = [], set()
     for value in part.graph.output:
         found = upstream(value.name, producers, {*given, *weights})

@@ -105,6 +105,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True, help="Write the rows here as JSON.")
     parser.add_argument("--tools", nargs="+", default=TOOLS)
+    parser.add_argument("--sites", nargs="+", default=list(FAULTS), help="Where the fault is.")
     arguments = parser.parse_args()
     debug_reduce.TOLERANCE = TOLERANCE
     rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
@@ -113,8 +114,8 @@ def main():
         good = onnx.load(str(path))
         feed = feed_of(good)
         print(len(good.graph.node), "nodes,", good.ByteSize() >> 20, "MiB", flush=True)
-        for site, fault in FAULTS.items():
-            case = case_of(site, fault, path, good, feed)
+        for site in arguments.sites:
+            case = case_of(site, FAULTS[site], path, good, feed)
             for tool in arguments.tools:
                 with tempfile.TemporaryDirectory(dir=name) as folder:
                     rows.append({**debug_reduce.run(case, tool, Path(folder)), "faulty": case.faulty})

@@ -21,7 +21,7 @@ from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from ditto_core.workspace import Workspace
-from tests.faults import FaultyWorkspace, graph, weights
+from tests.faults import FaultyWorkspace, cache, graph, mask, rope, weights
 
 PROMPT = "The capital of France is Paris, and the capital of Italy is"
 LAYER = "model.layers."
@@ -40,11 +40,11 @@ FAULTS = {
         "attention scale",
         0,
     ),
-    "model.rotary_emb": (graph.rope_frequencies(lambda f: f * 1.001), "RoPE scaling factor", 0),
-    f"{LAYER}20.self_attn:v_states": (graph.past_scaled(20, "value", 0.99), "KV cache scale", 1),
-    f"{LAYER}0:in.attention_mask": (graph.mask_without_self(), "mask off by one", 0),
+    "model.rotary_emb": (rope.frequencies(lambda f: f * 1.001), "RoPE scaling factor", 0),
+    f"{LAYER}20.self_attn:v_states": (cache.scaled(20, "value", 0.99), "KV cache scale", 1),
+    f"{LAYER}0:in.attention_mask": (mask.without_self(), "mask off by one", 0),
     f"{LAYER}25.mlp.up_proj": (weights.quantized(f"{LAYER}25.mlp.up_proj"), "weights quantized", 0),
-    f"{LAYER}29": (graph.residual_missing(f"{LAYER}29", 1), "residual missing", 0),
+    f"{LAYER}29": (graph.operand_alone(f"{LAYER}29", 1), "residual missing", 0),
 }
 
 
@@ -54,14 +54,14 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, required=True)
     options = parser.parse_args()
     spec = EngineSpec.of(options.model, outputs=EVERYTHING)
-    cache = Cache(options.cache)
-    Workspace(cache).build(spec)
+    store = Cache(options.cache)
+    Workspace(store).build(spec)
     wrong = 0
     print("| fault at | blamed | cause | builds | local | next largest | accumulated above 1e-5 | s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for site, (fault, kind, step) in FAULTS.items():
         with tempfile.TemporaryDirectory(dir=options.cache) as folder:
-            workspace = FaultyWorkspace(cache, fault, Path(folder))
+            workspace = FaultyWorkspace(store, fault, Path(folder))
             start = time.perf_counter()
             pair = Pair(workspace, spec, PairOptions(observer=False))
             comparison = pair.generate(PROMPT, max_new_tokens=2, localize=True)

@@ -18,7 +18,8 @@ class PairOptions:
     names become sites, as :meth:`ditto_core.dumps.namemap.NameMap.of` takes it (default: the dump's ``names.json``).
     ``observer``: also build the engine without taps and compare final outputs. ``threads``: torch threads while it runs
     (0 leaves them). ``dump``: folder for traces.
-    ``localize``: also measure the error that each tapped site adds by itself, and name causes.
+    ``localize``: also measure the error that each tapped site adds by itself, and name causes. ``localize_failed``: do
+    so in a second run when a comparison fails and took at most this many seconds (0: never).
     """
 
     reference: Any = "eager"
@@ -29,6 +30,7 @@ class PairOptions:
     device: str = "cpu"
     localize: bool = False
     name_map: Any = None
+    localize_failed: float = 0.0
 
     def __post_init__(self) -> None:
         if self.threads < 0:

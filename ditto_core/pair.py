@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.engine import Engine
-from ditto_core.errors import UsageError
+from ditto_core.errors import DittoError, UsageError
 from ditto_core.fingerprint import fingerprint
 from ditto_core.generate import Prompt, TokenBatch, encode
 from ditto_core.lockstep import Floor, Sides, TapReader, lockstep, recording, single_step
@@ -240,8 +241,10 @@ class Pair:
         wanted = self.options.localize if localize is None else localize
         localizer = self._localizer() if wanted else None
         sides = Sides(self.engine, self.reference, noisy, self.plain, localizer=localizer or self.reader)
+        start = time.perf_counter()
         with torch_threads(self.options.threads), recording(sides, self._writers()):
             comparison, measured = go(sides, floor)
+        seconds = time.perf_counter() - start
         if noisy is not None and not floor:
             write_floor(path, measured)
         missing = {**self.engine_files.refused, **comparison.missing}
@@ -257,6 +260,8 @@ class Pair:
         comparison = replace(comparison, missing=missing, notes=notes, dump=dump)
         if localizer is not None:
             comparison = replace(comparison, localization=self._conclude(localizer, comparison))
+        elif not comparison and seconds <= self.options.localize_failed:
+            comparison = self._localized_again(go, comparison, measured)
         self.comparisons.append(comparison)
         return comparison
 
@@ -268,6 +273,18 @@ class Pair:
         taps = [name for tap in engine.taps for name in (tap.site, *tap.aliases)]
         finals = set(self.workspace.export(self.spec).finals) - {tap.value for tap in engine.taps}
         self._tolerance.check([*taps, *engine.refused, *finals])
+
+    def _localized_again(
+        self, go: Callable[[Sides, Floor | None], tuple[Comparison, Floor]], failed: Comparison, floor: Floor
+    ) -> Comparison:
+        """Run once more for the local errors; a model that cannot be replayed on the engine's tensors only says so."""
+        try:
+            localizer = self._localizer()
+            with torch_threads(self.options.threads):
+                go(Sides(self.engine, self.reference, localizer=localizer), floor)
+            return replace(failed, localization=self._conclude(localizer, failed))
+        except DittoError as error:
+            return replace(failed, notes=(*failed.notes, f"not localized: {error}"))
 
     def _localizer(self) -> Localizer:
         from ditto_core.localize import Localizer

@@ -219,6 +219,7 @@ def read_pair_options(arguments: Mapping[str, Any], options: Options, root: Path
     chosen = {name: arguments[name] for name in Arguments.known().pair if name in arguments}
     if options.threads is not None:
         chosen.setdefault("threads", options.threads)
+    chosen.setdefault("localize_failed", options.localize_failed)
     chosen["localize"] = options.localize or chosen.get("localize", False)
     chosen["observer"] = options.observer and chosen.get("observer", True)
     tolerance = Tolerance.of(chosen.get("tolerance")).over(project_tolerance(root))

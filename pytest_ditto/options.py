@@ -35,6 +35,7 @@ class Options:
     tolerance_factor: float | None = None
     reports: tuple[tuple[str, Path], ...] = ()
     localize: bool = False
+    localize_failed: float = 5.0
     calibrate: Path | None = None
 
 
@@ -124,6 +125,17 @@ def read_factor(text: str, _: Path) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise ValueError("a multiple of the noise floor above 0, for instance 4")
+    return value
+
+
+def read_seconds(text: str, _: Path) -> float:
+    """Return a time in seconds, 0 for never."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError("seconds, 0 for never")
     return value
 
 
@@ -239,6 +251,13 @@ SETTINGS = (
         "Measure the error that each tapped site adds by itself, in the same run, and name causes",
         variable="DITTO_LOCALIZE",
         switch=True,
+    ),
+    Setting(
+        "localize_failed",
+        read_seconds,
+        "Run a failed comparison that took at most SECONDS again to name the cause; default 5, 0 never",
+        "SECONDS",
+        "DITTO_LOCALIZE_FAILED",
     ),
     Setting(
         "calibrate",

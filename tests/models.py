@@ -141,4 +141,26 @@ def biased() -> Any:
     return model
 
 
-MORE = {"llama31": llama31, "loud": loud, "gemma2": gemma2, "wide": wide, "biased": biased}
+def many_ids() -> Any:
+    """Llama with ids beyond 8 bits."""
+    return tiny_decoder("llama", layers=1, vocab_size=400)
+
+
+def beyond_half() -> Any:
+    """Llama whose second MLP multiplies to more than float16 holds."""
+    model = tiny_decoder("llama")
+    with torch.no_grad():
+        for projection in (model.model.layers[1].mlp.gate_proj, model.model.layers[1].mlp.up_proj):
+            projection.weight.mul_(300)
+    return model
+
+
+MORE = {
+    "llama31": llama31,
+    "loud": loud,
+    "gemma2": gemma2,
+    "wide": wide,
+    "biased": biased,
+    "many_ids": many_ids,
+    "beyond_half": beyond_half,
+}

@@ -6,31 +6,55 @@ name it only when that accounts for the engine's tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ditto_core.causes.activation import activation
-from ditto_core.causes.attention import attention
-from ditto_core.causes.base import Cause, Evidence, Rule
-from ditto_core.causes.cache import cache
-from ditto_core.causes.embedding import embedding
-from ditto_core.causes.generic import RULES as GENERIC
-from ditto_core.causes.linear import linear
-from ditto_core.causes.mask import mask
-from ditto_core.causes.norm import norm
-from ditto_core.causes.rope import rope
+from ditto_core.causes import activation, attention, cache, embedding, generic, linear, mask, norm, rope, runs
+from ditto_core.causes.base import Cause, Evidence, Rule, name_of, signed
+from ditto_core.causes.kinds import KINDS, Kind
 
-FAMILIES: tuple[Rule, ...] = (embedding, linear, norm, activation, rope, cache, mask, attention, *GENERIC)
+FAMILIES: tuple[Rule, ...] = (
+    embedding.embedding,
+    linear.linear,
+    norm.norm,
+    activation.activation,
+    rope.rope,
+    cache.cache,
+    mask.mask,
+    attention.attention,
+    *generic.RULES,
+)
+"""Asked at each blamed site; a family passes over the sites that it knows nothing about."""
+
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    *embedding.RULES,
+    *linear.RULES,
+    *norm.RULES,
+    activation.activation,
+    *rope.TABLE_RULES,
+    *rope.ROTATION_RULES,
+    *cache.PAST_RULES,
+    *cache.NEW_RULES,
+    *mask.RULES,
+    *attention.PROBS_RULES,
+    *attention.CONTEXT_RULES,
+    *generic.RULES,
+    *runs.ONE_RUN,
+    *runs.TWO_RUNS,
+)
+RULES: frozenset[str] = frozenset(map(name_of, FUNCTIONS))
+"""The names of all rules, as :attr:`Cause.rule` has them."""
 
 LISTED = 4
 """Sites named when one cause holds at several."""
 
-__all__ = ["FAMILIES", "Cause", "Evidence", "Rule", "diagnose", "merge"]
+__all__ = ["FAMILIES", "KINDS", "RULES", "Cause", "Evidence", "Kind", "Rule", "diagnose", "merge"]
 
 
 def diagnose(evidence: Evidence, rules: Iterable[Rule] = FAMILIES) -> Cause | None:
     """Return the most confident cause of one site; among equals the more specific family wins."""
-    found = [cause for rule in rules if (cause := rule(evidence)) is not None]
+    found = [signed(cause, rule) for rule in rules if (cause := rule(evidence)) is not None]
     return max(found, key=lambda cause: cause.confidence, default=None)
 
 

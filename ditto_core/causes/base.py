@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ditto_core.causes.kinds import Kind
     from ditto_core.compare.metrics import Metrics
     from ditto_core.localize.result import Blame
     from ditto_core.sites import Tap
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class Cause:
     """A named kind of fault: ``confidence`` 0 to 1, the evidence as lines for people, and what to do next.
 
-    ``fault`` is False for what explains a difference without anything being wrong: a near tie, rounding by shape.
+    ``kind`` is one of :data:`ditto_core.causes.KINDS`. ``fault`` is False for what explains a difference without
+    anything being wrong: a near tie, rounding by shape. ``rule`` is the rule that found it, ``family.name``.
     """
 
     kind: str
@@ -28,6 +30,7 @@ class Cause:
     evidence: tuple[str, ...]
     next_step: str
     fault: bool = True
+    rule: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.site}: {self.evidence[0]}" if self.evidence else f"{self.kind} at {self.site}"
@@ -126,7 +129,7 @@ class Evidence:
         """Return 0.99 for a candidate that leaves rounding only, 0.9 for one that leaves a little more."""
         return 0.99 if self.distance(candidate) <= self.blame.bound else 0.9
 
-    def cause(self, kind: str, confidence: float, evidence: Sequence[str], next_step: str) -> Cause:
+    def cause(self, kind: Kind, confidence: float, evidence: Sequence[str], next_step: str) -> Cause:
         """Name a cause at this site."""
         return Cause(kind, self.site, confidence, tuple(evidence), next_step)
 
@@ -148,5 +151,15 @@ def first_cause(evidence: Evidence, rules: Iterable[Rule]) -> Cause | None:
     for rule in rules:
         found = rule(evidence)
         if found is not None:
-            return found
+            return signed(found, rule)
     return None
+
+
+def signed(cause: Cause, rule: Callable[..., Any]) -> Cause:
+    """Write on a cause which rule found it, unless a finer rule did already."""
+    return cause if cause.rule else replace(cause, rule=name_of(rule))
+
+
+def name_of(rule: Callable[..., Any]) -> str:
+    """Return the name of a rule: ``linear.transposed``."""
+    return f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}"

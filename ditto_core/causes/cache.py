@@ -160,4 +160,5 @@ def new_scaled(evidence: Evidence) -> Cause | None:
 
 
 PAST_RULES = (past_scaled, past_lost, past_stale)
-RULES = (past_changed, new_stale, quantized, new_scaled)
+NEW_RULES = (new_stale, quantized, new_scaled)
+RULES = (past_changed, *NEW_RULES)

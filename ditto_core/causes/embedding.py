@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import rows, slope
 from ditto_core.causes.rounding import integers
 
@@ -28,7 +29,7 @@ def scale_missing(evidence: Evidence) -> Cause | None:
     width = evidence.actual.shape[-1]
     if abs(factor * width**0.5 - 1) < 0.01:
         line = f"output = expected / sqrt({width}): the scale by the root of the width is missing"
-        kind = "embedding scale missing"
+        kind: Kind = "embedding scale missing"
     else:
         line, kind = f"output = {factor:.6g} x expected", "weight scaled"
     return evidence.cause(kind, evidence.confidence(candidate), [line], "multiply the embeddings as the model does")
@@ -67,7 +68,7 @@ def describe_ids(evidence: Evidence, ids: torch.Tensor, found: torch.Tensor, wro
     if len(shift) == 1:
         line = f"every wrong id is off by {int(shift):+d}"
         return evidence.cause("ids shifted", 0.95, [line, first], "check the first id of the engine's table")
-    if torch.equal(found.clamp(min=1), found) and len(torch.unique(found[wrong])) == 1:
+    if len(torch.unique(found[wrong])) == 1:
         line = f"{int(wrong.sum())} ids became {int(found[wrong][0])}"
         return evidence.cause("ids replaced", 0.9, [line, first], "check the size of the engine's vocabulary")
     line = f"{int(wrong.sum())} of {wrong.numel()} tokens were looked up under other ids"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ditto_core.causes.base import Cause, Evidence
+from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import slope
 
 
@@ -22,7 +23,7 @@ def residual(evidence: Evidence) -> Cause | None:
     weights = dict(zip(names, found, strict=True))
     lost = [name for name, weight in weights.items() if abs(weight) < 1e-3]
     text = " + ".join(f"{weight:.4g} x {name}" for name, weight in weights.items())
-    kind = "residual missing" if lost else "residual scaled"
+    kind: Kind = "residual missing" if lost else "residual scaled"
     lines = [f"sum = {text}", *(f"{name} is not added" for name in lost)]
     return evidence.cause(kind, evidence.confidence(candidate), lines, "compare the addition in the engine's graph")
 
@@ -103,10 +104,10 @@ def constant_factor(evidence: Evidence) -> Cause | None:
     """One factor on everything."""
     factor = slope(evidence.chosen(evidence.actual), evidence.chosen(evidence.expected))
     candidate = evidence.expected * factor
-    if abs(factor - 1) < 1e-9 or not evidence.explains(candidate):
+    if not factor or abs(factor - 1) < 1e-9 or not evidence.explains(candidate):
         return None
     line = f"output = {factor:.6g} x expected, {evidence.distance(candidate):.1e} is left after that"
-    kind = "sign" if abs(factor + 1) < 1e-3 else "constant factor"
+    kind: Kind = "sign" if abs(factor + 1) < 1e-3 else "constant factor"
     return evidence.cause(kind, 0.9, [line], "look for a scale in the engine's operator")
 
 
@@ -128,12 +129,14 @@ def not_finite(evidence: Evidence) -> Cause | None:
 
 def displaced(evidence: Evidence) -> Cause | None:
     """The right values at another position or in another row."""
-    for axis, name in ((1, "position"), (0, "row")):
-        size = evidence.actual.shape[axis] if evidence.actual.ndim == 3 else 0
+    if evidence.actual.ndim != 3 or not (evidence.valid is None or bool(evidence.valid.all())):
+        return None
+    axes: tuple[tuple[int, str, Kind], ...] = ((1, "position", "positions displaced"), (0, "row", "rows displaced"))
+    for axis, name, kind in axes:
         for shift in (1, -1):
-            if size > 2 and evidence.valid is None and evidence.explains(evidence.expected.roll(shift, axis)):
+            if evidence.actual.shape[axis] > 1 and evidence.explains(evidence.expected.roll(shift, axis)):
                 line = f"each {name} has what belongs to the {name} {'before' if shift > 0 else 'after'} it"
-                return evidence.cause("positions displaced", 0.9, [line], "check the gather or slice before this site")
+                return evidence.cause(kind, 0.9, [line], "check the gather or slice before this site")
     return None
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.kinds import Kind
 from ditto_core.causes.rounding import QUANTIZERS, round_bits
 
 LARGEST_PERMUTATION = 8192
@@ -99,7 +100,7 @@ def bias_lost(evidence: Evidence) -> Cause | None:
     candidate = evidence.expected + (times - 1) * bias
     if not evidence.explains(candidate):
         return None
-    kind = "bias missing" if abs(times) < 0.05 else "bias scaled"
+    kind: Kind = "bias missing" if abs(times) < 0.05 else "bias scaled"
     line = f"output = expected {times - 1:+.4g} x bias"
     return evidence.cause(kind, evidence.confidence(candidate), [line], "check the layer's bias in the engine")
 
@@ -184,7 +185,11 @@ def reduced_precision(evidence: Evidence) -> Cause | None:
     weight, x = weight_of(evidence.module), layer_input(evidence)
     assert weight is not None
     assert x is not None
-    for bits, kind, name in ((10, "TF32", "TF32 (10 mantissa bits)"), (7, "bfloat16 products", "bfloat16")):
+    formats: tuple[tuple[int, Kind, str], ...] = (
+        (10, "TF32", "TF32 (10 mantissa bits)"),
+        (7, "bfloat16 products", "bfloat16"),
+    )
+    for bits, kind, name in formats:
         candidate = apply(evidence, round_bits(weight, bits), round_bits(x, bits))
         if evidence.explains(candidate, share=0.7):
             line = f"rounding both factors to {name} accounts for the error of {evidence.blame.local:.1e}"
@@ -214,7 +219,7 @@ def low_accumulation(evidence: Evidence) -> Cause | None:
     weight, x = weight_of(evidence.module), layer_input(evidence)
     assert weight is not None
     assert x is not None
-    if evidence.dtype == "float32" or evidence.distance(evidence.expected) > 0.05:
+    if evidence.dtype == "float32" or not evidence.distance(evidence.expected) <= 0.05:
         return None
     terms = x.abs() @ weight.abs().T
     error = (evidence.actual - evidence.expected).abs()
@@ -229,7 +234,7 @@ def low_accumulation(evidence: Evidence) -> Cause | None:
         f"{evidence.dtype} with a float32 accumulator, over sums of {weight.shape[1]} products"
     )
     return evidence.cause(
-        f"{evidence.dtype} accumulation",
+        "narrow accumulation",
         0.6,
         [line],
         "accumulate in float32 (strongly typed network, or cast around it)",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from ditto_core.causes.base import Cause, Evidence
+from ditto_core.causes.base import Cause, Evidence, signed
+from ditto_core.causes.kinds import Kind
+
+Found = tuple[Kind, str] | None
+"""A kind of cause and the line that says what was seen."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +68,12 @@ def view_of(evidence: Evidence) -> View | None:
 
 def name_pattern(evidence: Evidence, view: View) -> Cause | None:
     """Name the pattern of what is seen too much and too little."""
-    extra, lost = view.extra, view.lost
     step = "compare the mask that the engine builds with the model's"
-    for found in (
-        anchor(view),
-        padding(view, extra, lost),
-        off_by_one(view, extra, lost),
-        blind_rows(view),
-        window(evidence, view, extra, lost),
-        not_causal(view, extra, lost),
-    ):
+    for rule in RULES:
+        found = rule(evidence, view)
         if found is not None:
             kind, line = found
-            return evidence.cause(kind, 0.97, [line, counts(extra, lost)], step)
+            return signed(evidence.cause(kind, 0.97, [line, counts(view.extra, view.lost)], step), rule)
     return None
 
 
@@ -84,7 +82,7 @@ def counts(extra: torch.Tensor, lost: torch.Tensor) -> str:
     return f"{int(extra.sum())} pairs of query and key are seen too much, {int(lost.sum())} too little"
 
 
-def anchor(view: View) -> tuple[str, str] | None:
+def anchor(evidence: Evidence, view: View) -> Found:
     """The causal mask starts at the top left instead of the bottom right."""
     if not view.past:
         return None
@@ -94,8 +92,9 @@ def anchor(view: View) -> tuple[str, str] | None:
     return "mask anchor", f"a query at row i sees keys 0..i only, without the {view.past} cached ones before it"
 
 
-def padding(view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, str] | None:
+def padding(evidence: Evidence, view: View) -> Found:
     """Padding keys are seen."""
+    extra, lost = view.extra, view.lost
     at_padding = extra & ~view.keys[:, None]
     if not extra.any() or lost.any() or not torch.equal(at_padding, extra):
         return None
@@ -103,7 +102,7 @@ def padding(view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, s
     return "padding not masked", f"only keys that are padding are seen too much, in rows {rows}"
 
 
-def blind_rows(view: View) -> tuple[str, str] | None:
+def blind_rows(evidence: Evidence, view: View) -> Found:
     """Queries that see nothing."""
     blind = ~view.seen.any(-1) & view.rows & view.wanted.any(-1)
     if not blind.any():
@@ -112,8 +111,9 @@ def blind_rows(view: View) -> tuple[str, str] | None:
     return "fully masked row", f"{int(blind.sum())} queries see no key at all, the first is row {row}, query {query}"
 
 
-def off_by_one(view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, str] | None:
+def off_by_one(evidence: Evidence, view: View) -> Found:
     """The diagonal is in the wrong place by one."""
+    extra, lost = view.extra, view.lost
     real = view.keys[:, None] & view.rows[..., None]
     diagonal, next_key = (view.distance == 0) & real, (view.distance == 1) & real
     if not lost.any() and torch.equal(extra, next_key & ~view.wanted):
@@ -123,8 +123,9 @@ def off_by_one(view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str
     return None
 
 
-def window(evidence: Evidence, view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, str] | None:
+def window(evidence: Evidence, view: View) -> Found:
     """The sliding window is ignored, or has another size."""
+    extra, lost = view.extra, view.lost
     size = getattr(evidence.config, "sliding_window", None)
     if not size:
         return None
@@ -132,16 +133,17 @@ def window(evidence: Evidence, view: View, extra: torch.Tensor, lost: torch.Tens
     if extra.any() and not lost.any() and agrees(view, causal):
         first = int((extra.any(-1) | torch.zeros_like(view.rows)).nonzero()[0][1]) + view.past
         return "sliding window ignored", f"first bad position = {first}, config.sliding_window = {size}"
-    for other in (size - 1, size + 1, size // 2, size * 2):
-        if agrees(view, causal & (view.distance > -other)):
-            return "sliding window size", f"the engine's window is {other} tokens, config.sliding_window = {size}"
-    return None
+    reach = torch.where(view.seen & view.rows[..., None], -view.distance, 0)
+    other = int(reach.max()) + 1
+    if not agrees(view, causal & (view.distance > -other)):
+        return None
+    return "sliding window size", f"the engine's window is {other} tokens, config.sliding_window = {size}"
 
 
-def not_causal(view: View, extra: torch.Tensor, lost: torch.Tensor) -> tuple[str, str] | None:
+def not_causal(evidence: Evidence, view: View) -> Found:
     """Every later token is seen."""
     real = view.keys[:, None].expand_as(view.seen)
-    if lost.any() or not extra.any() or not agrees(view, real):
+    if view.lost.any() or not view.extra.any() or not agrees(view, real):
         return None
     return "causal mask missing", "every query sees all later tokens"
 
@@ -150,3 +152,6 @@ def agrees(view: View, pattern: torch.Tensor) -> bool:
     """Tell whether the engine's real queries see just what a pattern says."""
     rows = view.rows[..., None]
     return torch.equal(view.seen & rows, pattern.expand_as(view.seen) & rows)
+
+
+RULES: tuple[Callable[[Evidence, View], Found], ...] = (anchor, padding, off_by_one, blind_rows, window, not_causal)

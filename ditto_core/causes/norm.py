@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import rows, slope
 
 LARGEST_HALF = 65504.0
@@ -120,13 +121,13 @@ def variant(evidence: Evidence) -> Cause | None:
     unit, other = normalized(x, eps, mean=mean), normalized(x, eps, mean=not mean)
     own = weight + one
     mean_text = ("subtracts no mean", "RMSNorm") if mean else ("subtracts the mean", "LayerNorm")
-    variants = (
+    variants: tuple[tuple[Kind, torch.Tensor, str], ...] = (
         ("norm weight offset", unit * (weight + 1 - one) + bias, f"it multiplies by {'w' if one else '1 + w'}"),
         ("norm weight ignored", unit + bias, "it does not multiply by the weight"),
         ("norm kind", other * own + bias, f"it {mean_text[0]}, as {mean_text[1]} does"),
         ("norm missing", x, "it passes its input on"),
         ("bias missing", unit * own, "it does not add the bias"),
-        ("norm weight order", x * own + bias, "it does not normalize, it only multiplies by the weight"),
+        ("norm missing", x * own + bias, "it does not normalize, it only multiplies by the weight"),
     )
     for kind, candidate, text in variants:
         if evidence.explains(candidate):

@@ -10,6 +10,7 @@ import torch
 
 from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
 from ditto_core.causes.heads import broadcast_heads, states
+from ditto_core.causes.kinds import Kind
 
 BASES = (1e3, 1e4, 1e5, 5e5, 1e6, 1e7)
 
@@ -186,7 +187,7 @@ def used_tables(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:
     return None if cos is None or sin is None else (cos.unsqueeze(1), sin.unsqueeze(1))
 
 
-def rotations(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[tuple[str, torch.Tensor, str, str]]:
+def rotations(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[tuple[Kind, torch.Tensor, str, str]]:
     """Return other ways to rotate: kind, result, evidence, next step."""
     step = "compare the rotation in the engine with apply_rotary_pos_emb"
     half = x.shape[-1] // 2

@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ditto_core.causes.base import Cause
+from ditto_core.causes.base import Cause, signed
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison, SiteResult
-    from ditto_core.localize.local import Localizer
     from ditto_core.localize.result import Blame
 
 
-def run_causes(
-    comparison: Comparison | None, blamed: Sequence[Blame], localizer: Localizer | None = None
-) -> tuple[Cause, ...]:
+def run_causes(comparison: Comparison | None, blamed: Sequence[Blame]) -> tuple[Cause, ...]:
     """Return the causes that the whole run shows."""
     if comparison is None:
         return ()
-    return tuple(
-        cause
-        for cause in (near_tie(comparison, blamed), observer_effect(comparison), hidden_by_input(comparison, blamed))
-        if cause is not None
-    )
+    found = ((rule, rule(comparison, blamed)) for rule in ONE_RUN)
+    return tuple(signed(cause, rule) for rule, cause in found if cause is not None)
+
+
+def two_run_causes(first: Comparison, second: Comparison) -> tuple[Cause, ...]:
+    """Return what explains the difference of two runs of one prompt on healthy engines.
+
+    Either the prompt alone and in a batch (as its first row), or two builds of one spec. None of it is a fault; where a
+    run is not within its tolerances, nothing is said.
+    """
+    found = ((rule, rule(first, second)) for rule in TWO_RUNS)
+    return tuple(signed(cause, rule) for rule, cause in found if cause is not None)
 
 
 def near_tie(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
@@ -36,7 +40,7 @@ def near_tie(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
     return Cause("near tie", "logits", 0.95, (line,), "no fault: compare logits, or accept near ties", False)
 
 
-def observer_effect(comparison: Comparison) -> Cause | None:
+def observer_effect(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
     """Tapping changed the engine's final outputs beyond what rounding does."""
     effect = comparison.observer
     if effect is None:
@@ -58,8 +62,11 @@ def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
     if any(row.flips for row in comparison.tokens):
         return None
     worst = max(finals, key=lambda r: r.verdict.margin)
+    failing = [r for r in comparison.results if r.step == blamed[0].step and not r.verdict.ok]
+    last = max(failing, key=lambda r: r.order).site if failing else ""
     lines = (
         f"{blamed[0].site} adds {blamed[0].local:.1e}, yet {worst.site} passes with {worst.verdict.value:.1e}",
+        f"{last} is the last site that shows it" if last else "no site differs beyond rounding from the reference's",
         f"the run had {comparison.steps} steps of {len(comparison.tokens) or 1} rows",
     )
     step = (
@@ -87,10 +94,12 @@ def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:
 
     No fault: kernels are chosen by shape, and each rounds in its own way.
     """
-    if not (alone and batched) or not alone.tokens or not batched.tokens:
+    if not (alone and batched) or not 0 < len(alone.tokens) < len(batched.tokens):
         return None
-    first, second = alone.tokens[0].engine, batched.tokens[0].engine
-    step = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
+    first, second = alone.tokens[0], batched.tokens[0]
+    step = next((i for i, (a, b) in enumerate(zip(first.engine, second.engine, strict=False)) if a != b), None)
+    if first.flips or second.flips:
+        return None
     if step is None:
         return None
     line = (
@@ -108,7 +117,7 @@ def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:
 
 def build_spread(first: Comparison, second: Comparison) -> Cause | None:
     """Two builds of one spec on one input: they differ, and both are within rounding."""
-    if not (first and second):
+    if not (first and second) or len(first.tokens) != len(second.tokens):
         return None
     other = {(r.step, r.site): r.metrics for r in second.results}
     differing = [r for r in first.results if (r.step, r.site) in other and r.metrics != other[r.step, r.site]]
@@ -122,3 +131,7 @@ def build_spread(first: Comparison, second: Comparison) -> Cause | None:
     )
     step = "keep a timing cache, and a tolerance above the spread"
     return Cause("build-to-build spread", where.site, 0.9, (line,), step, False)
+
+
+ONE_RUN = (near_tie, observer_effect, hidden_by_input)
+TWO_RUNS = (batch_rounding, build_spread)

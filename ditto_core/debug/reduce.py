@@ -155,8 +155,22 @@ class Search:
     def guesses(self) -> list[Sequence[int]]:
         """Return what to try first: the worst node, the two worst, all that stand out, and what connects them."""
         ranked = suspects(self.errors)
-        sets = [ranked[:1], ranked[:2], self.graph.closure(ranked[:2]), ranked, self.graph.closure(ranked)]
+        worst = self.with_unknown(ranked[:1])
+        sets = [ranked[:1], worst, ranked[:2], self.graph.closure(ranked[:2]), ranked, self.graph.closure(ranked)]
         return list({tuple(sorted(s)): s for s in sets if s}.values())
+
+    def with_unknown(self, nodes: Sequence[int]) -> list[int]:
+        """Add the nodes before these that the good graph lacks: a fault that adds nodes lies between known values."""
+        good = self.options.reference.graph(self.graph)
+        if good is None:
+            return list(nodes)
+        found, waiting = set(nodes), list(nodes)
+        while waiting:
+            read = [n for n in self.graph.reads[waiting.pop()] if n in self.graph.producer and n not in good.producer]
+            new = {self.graph.producer[name] for name in read} - found
+            found |= new
+            waiting += new
+        return sorted(found)
 
     def judge(self, nodes: Collection[int]) -> Made:
         """Write the part for the check command, or compare it here."""
@@ -191,7 +205,13 @@ class Search:
         if self.oracle is None:
             return {}
         taken, _ = self.graph.boundary(nodes)
-        return self.oracle.expected(outputs, {name: self.captured[name] for name in taken if name in self.captured})
+        given = {name: self.captured[name] for name in taken if name in self.captured}
+        good = self.options.reference.graph(self.graph)
+        if good is not None and all(name in good.producer or name in good.inputs for name in taken):
+            # A fault may have lost an operand: the good nodes then read more than the part does.
+            made = {name for i in nodes for name in self.graph.nodes[i].output}
+            given = {name: array for name, array in self.captured.items() if name not in made}
+        return self.oracle.expected(outputs, given)
 
     def write(self, nodes: Collection[int], path: Path, *, expected: bool) -> None:
         """Write a part, and beside it its captured inputs and expected outputs in the form that Polygraphy reads."""

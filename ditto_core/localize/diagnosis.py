@@ -26,7 +26,7 @@ def conclude(localizer: Localizer, comparison: Comparison | None = None, graph: 
     blamed = blame(localizer.results, localizer.taps, comparison, graph)
     with torch.inference_mode():
         found = [cause for evidence in evidences(localizer, blamed) if (cause := diagnose(evidence)) is not None]
-    causes = merge(found) + run_causes(comparison, blamed, localizer)
+    causes = merge(found) + run_causes(comparison, blamed)
     return Localization(
         localizer.dtype, localizer.factor, tuple(localizer.results), blamed, causes, tuple(notes(localizer, blamed))
     )
@@ -68,4 +68,4 @@ def notes(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[str]:
     if unseen:
         yield f"{len(unseen)} sites are the same tensor as another or were not computed: {', '.join(unseen[:3])}"
     if not blamed and localizer.dtype != "float32":
-        yield f"nothing above {localizer.dtype} rounding; localize(fp32=True) shows faults that hide below it"
+        yield f"nothing above {localizer.dtype} rounding; localize(fp32=True) or --fp32 shows what hides below it"

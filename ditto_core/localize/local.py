@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -183,7 +184,15 @@ def error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) 
     if chosen is not None and bool(torch.isnan(actual).any()) and not bool(torch.isnan(expected).any()):
         # A NaN in padding does count: 0 x NaN carries it to real tokens in the next layer.
         chosen = None
-    return measure(actual, expected, axes=tap.axes, valid=chosen, equal_nan=True)
+    metrics = measure(actual, expected, axes=tap.axes, valid=chosen, equal_nan=True)
+    if math.isfinite(metrics.rel_l2):
+        return metrics
+    # ONNX Runtime's CPU provider shows Inf at a float16 tap and goes on with the float32 value behind it: a row that
+    # the replay of what was shown makes not finite says nothing about this site.
+    seen = torch.isfinite(expected).all(-1, keepdim=True)
+    if bool(seen.all()):
+        return metrics
+    return measure(actual, expected, axes=tap.axes, valid=seen if chosen is None else chosen & seen, equal_nan=True)
 
 
 def is_cache(tap: Tap) -> bool:

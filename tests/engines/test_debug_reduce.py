@@ -66,6 +66,35 @@ def test_a_bad_node_in_a_branch_is_found():
     assert reduce(*REAL)[1] == list(case.faulty)
 
 
+def test_a_fault_that_adds_a_node_is_found_with_the_node_that_reads_it():
+    """The good model has no value between the two, so neither can be compared without the other."""
+    case = cases.chain(16, "middle")
+    case.bad.CopyFrom(case.good)
+    reader = next(node for node in case.bad.graph.node if node.name == "mm8")
+    place = list(case.bad.graph.node).index(reader)
+    case.bad.graph.initializer.append(numpy_helper.from_array(np.array(1.01, np.float32), "factor"))
+    added = helper.make_node("Mul", [reader.input[0], "factor"], ["added"], name="added")
+    reader.input[0] = "added"
+    case.bad.graph.node.insert(place, added)
+    write(case)
+    result, left = reduce(*REAL)
+    assert left == ["added", "mm8"]
+    assert result["judged"] == 4  # the whole, the worst alone, both, and the other alone
+
+
+def test_an_operator_that_lost_an_operand_is_found():
+    """The good model adds two branches; the bad one hands one of them on, so the part lacks what the good one reads."""
+    case = cases.branch()
+    case.bad.CopyFrom(case.good)
+    join = next(node for node in case.bad.graph.node if node.name == "join")
+    join.op_type = "Identity"
+    join.input.pop(0)
+    write(case)
+    result, left = reduce(*REAL)
+    assert left == ["join"]
+    assert result["judged"] == 2
+
+
 def test_faults_that_only_together_pass_the_tolerance_leave_the_path_between_them():
     """Each weight is 0.7 % off: 0.7 % alone, 1.4 % together, and the tolerance is 1 %."""
     write(cases.case("sum", cases.straight(0, 16), (3, 11), factor=1.007))

@@ -2,45 +2,24 @@
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from ditto_core.causes.runs import batch_rounding, build_spread
 from ditto_core.localize import EVERYTHING, Localization
 from ditto_core.localize.text import cause_line, localization_text
 from ditto_core.models import tiny_decoder
 from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
-from tests.faults import FaultyWorkspace, graph, weights
-from tests.models import DECODERS, bert, conv_net, gemma3, llama
+from tests.faults import FaultyWorkspace, graph, rope, weights
+from tests.faults.runs import DOWN, PROMPT, pair_with
+from tests.models import DECODERS, bert, conv_net, llama
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.healthy import engines
 from benchmarks.healthy import localize as localize_healthy
-
-PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
-DOWN = "model.layers.1.mlp.down_proj"
-TIED = 7
-
-
-def nearly_tied():
-    """Llama whose greedy token at the prompt's end is beaten in float16 by an equal one with a smaller id."""
-    model = tiny_decoder("llama")
-    token = int(model(torch.tensor([PROMPT])).logits[0, -1].argmax())
-    assert token > TIED
-    row = model.lm_head.weight[token].half().float()
-    model.lm_head.weight[TIED], model.lm_head.weight[token] = row, row * (1 + 1e-4)
-    return model
-
-
-def pair_with(workspace, directory, fault, model=llama, **fields):
-    observer = fields.pop("observer", False)
-    faulty = FaultyWorkspace(workspace.cache, fault, directory)
-    return Pair(faulty, EngineSpec.of(model, outputs=EVERYTHING, **fields), PairOptions(observer=observer))
 
 
 @pytest.mark.parametrize("engine", list(engines(4, seed=7)), ids=str)
@@ -72,6 +51,16 @@ def test_a_model_without_a_cache_is_localized_too(workspace, tmp_path, model, si
     assert found.cause.kind == "weight scaled"
 
 
+def test_an_operator_that_saturates_shows_on_a_structured_input_only(workspace, tmp_path):
+    """The clip lies between what random pixels reach and what an edge in a real picture does."""
+    pair = pair_with(workspace, tmp_path, graph.clipped("0", -2.5, 2.5), conv_net)
+    random = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    edge = torch.cat([torch.full((2, 3, 16, 8), -4.0), torch.full((2, 3, 16, 8), 4.0)], -1)
+    assert not pair.run({"input": random}, localize=True).localization
+    found = pair.run({"input": edge}, localize=True).localization
+    assert (found.first.site, found.cause.kind) == ("0", "saturation")
+
+
 def test_only_the_needed_build_is_made_when_the_engine_shows_too_little(workspace, tmp_path):
     faulty = FaultyWorkspace(workspace.cache, weights.scaled(DOWN, 1.01), tmp_path)
     pair = Pair(faulty, EngineSpec.of(llama, outputs=["model.layers.*"]), PairOptions(observer=False))
@@ -97,6 +86,14 @@ def test_the_operator_inside_the_blamed_site_is_named_after_one_more_build(works
     }
 
 
+def test_positions_that_count_padding_are_said_to_heal_under_rope(workspace, tmp_path):
+    """Only differences of positions count, so the logits agree though cosine, sine, queries and keys do not."""
+    pair = pair_with(workspace, tmp_path, rope.positions_from_zero())
+    found = pair.generate([PROMPT, PROMPT[:3]], max_new_tokens=1, localize=True).localization
+    assert [cause.kind for cause in found.causes] == ["padding positions", "hidden by this input"]
+    assert found.causes[1].evidence[1] == "model.layers.1.self_attn:k_rope is the last site that shows it"
+
+
 def test_a_fault_below_float16_rounding_shows_in_float32(workspace, tmp_path):
     pair = pair_with(workspace, tmp_path, weights.scaled(DOWN, 1.0005), dtype="float16")
     hidden = pair.localize(PROMPT, max_new_tokens=1).localization
@@ -104,49 +101,6 @@ def test_a_fault_below_float16_rounding_shows_in_float32(workspace, tmp_path):
     assert "fp32=True" in hidden.notes[-1]
     shown = pair.localize(PROMPT, max_new_tokens=1, fp32=True).localization
     assert (shown.dtype, shown.first.site, shown.cause.kind) == ("float32", DOWN, "weight scaled")
-
-
-def test_a_fault_that_the_next_norm_hides_is_said_to_be_hidden(workspace, tmp_path):
-    comparison = pair_with(workspace, tmp_path, weights.scaled(DOWN, 1.01), gemma3).generate(
-        PROMPT, max_new_tokens=1, localize=True
-    )
-    assert [item.site for item in comparison.localization.blamed] == [DOWN]
-    assert [cause.kind for cause in comparison.localization.causes] == ["weight scaled", "hidden by this input"]
-
-
-def test_a_near_tie_is_named_as_no_fault(workspace):
-    pair = Pair(workspace, EngineSpec.of(nearly_tied, outputs=EVERYTHING, dtype="float16"))
-    comparison = pair.generate(PROMPT, max_new_tokens=1, localize=True)
-    assert comparison.tokens[0].engine == (TIED,)
-    assert comparison.tokens[0].differences == (0,)
-    assert [(cause.kind, cause.fault) for cause in comparison.localization.causes] == [("near tie", False)]
-
-
-def test_outputs_that_change_by_tapping_are_an_observer_effect(workspace, tmp_path):
-    fault = graph.only_plain(weights.scaled(DOWN, 1.5))
-    comparison = pair_with(workspace, tmp_path, fault, observer=True).generate(PROMPT, max_new_tokens=1, localize=True)
-    assert not comparison.localization.blamed
-    assert [cause.kind for cause in comparison.localization.causes] == ["observer effect"]
-
-
-def test_two_healthy_builds_that_differ_are_build_spread(workspace):
-    def run(level):
-        pair = Pair(workspace, EngineSpec.of(llama, outputs="**", dtype="float16", options={"level": level}))
-        return pair.generate(PROMPT, max_new_tokens=2)
-
-    optimized, plain = run("all"), run("disable")
-    assert build_spread(optimized, optimized) is None
-    assert build_spread(optimized, plain).kind == "build-to-build spread"
-
-
-def test_batch_rounding_needs_two_healthy_runs_whose_tokens_part(workspace):
-    pair = Pair(workspace, EngineSpec.of(llama, outputs="**"))
-    alone = pair.generate(PROMPT, max_new_tokens=2)
-    batched = pair.generate([PROMPT, PROMPT[:3]], max_new_tokens=2)
-    assert batch_rounding(alone, batched) is None
-    first, *rest = batched.tokens
-    stand_in = replace(batched, tokens=(replace(first, engine=(first.engine[0], first.engine[1] ^ 1)), *rest))
-    assert "step 1" in batch_rounding(alone, stand_in).evidence[0]
 
 
 def test_a_localization_survives_json_and_reads_as_text(workspace, tmp_path):

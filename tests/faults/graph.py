@@ -3,62 +3,7 @@
 import numpy as np
 from onnx import TensorProto, helper
 
-HALF, BRAIN, SINGLE, INT64 = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.INT64
-
-
-def rope_frequencies(change, name="inv_freq"):
-    """Change the rotary frequencies [dim / 2]."""
-
-    def fault(edit):
-        for node in edit.graph.node:
-            for i, value in enumerate(node.input):
-                if name in value and edit.is_constant(value):
-                    old = edit.array(value)
-                    node.input[i] = edit.constant(
-                        np.asarray(change(old.astype(np.float64))).reshape(old.shape).astype(old.dtype)
-                    )
-
-    return fault
-
-
-def rope_missing(site):
-    """``site`` becomes the unrotated states."""
-
-    def fault(edit):
-        node = edit.node(site)
-        plain = edit.node(node.input[0]).input[0]
-        replace(edit, node, "Identity", [plain])
-
-    return fault
-
-
-def rope_backwards(site):
-    def fault(edit):
-        product = edit.node(edit.node(site).input[1])
-        edit.change_input(product, 1, ("Neg", [], {}))
-
-    return fault
-
-
-def positions_from_zero(site):
-    """Positions count padding: indices 0, 1, 2 … whatever the mask says. ``site`` is computed from ``position_ids``."""
-
-    def fault(edit):
-        order = next(n for n in edit.graph.node if n.op_type == "LessOrEqual")
-        plain = edit.upstream(order.input[1], "Add").output[0]
-        for node in list(edit.graph.node):
-            for i, value in enumerate(node.input):
-                if value == "position_ids" and node.op_type != "Shape":
-                    at_end_of_range(edit, node, i, plain)
-
-    return fault
-
-
-def at_end_of_range(edit, node, index, plain):
-    zero = edit.insert_before(node, "Mul", ["position_ids", edit.constant(np.array(0, np.int64))])
-    # The plain positions [length] are computed later in the file than their new consumer may be: keep the order.
-    node.input[index] = edit.insert_before(node, "Add", [zero, plain])
-    sort(edit)
+HALF, BRAIN, SINGLE = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT
 
 
 def tiled_heads(site, order, operand=1):
@@ -83,164 +28,6 @@ def constant_changed(site, kind, change, skip=0):
     return fault
 
 
-def mask_anchored_top_left():
-    """Queries count from zero in the causal comparison, whatever is cached."""
-
-    def fault(edit):
-        order = next(n for n in edit.graph.node if n.op_type == "LessOrEqual")
-        total = edit.upstream(order.input[1], "Add")
-        plain = next(n for n in total.input if edit.node(n).op_type == "Range")
-        consumer = next(n for n in edit.graph.node if total.output[0] in n.input and n.op_type == "Unsqueeze")
-        consumer.input[0] = plain
-
-    return fault
-
-
-def mask_sees_ahead(tokens=1):
-    def fault(edit):
-        order = next(n for n in edit.graph.node if n.op_type == "LessOrEqual")
-        edit.change_input(order, 1, ("Add", [edit.constant(np.array(tokens, np.int64))], {}))
-
-    return fault
-
-
-def mask_without_self(lowest=None):
-    """Compare with < in place of <=; ``lowest`` also replaces the mask's number."""
-
-    def fault(edit):
-        order = next(n for n in edit.graph.node if n.op_type == "LessOrEqual")
-        order.op_type = "Less"
-
-    return fault
-
-
-def mask_ignores_padding():
-    def fault(edit):
-        mask = next(n for n in edit.graph.node if n.op_type == "Where")
-        both = edit.upstream(mask.input[0], "And")
-        both.input[1] = both.input[0]
-
-    return fault
-
-
-def mask_added_twice(site):
-    """``finfo.min`` twice is -inf, and a row of -inf is NaN after softmax."""
-
-    def fault(edit):
-        node = edit.upstream(site, "Add")
-        mask = next(n for n in node.input if "mask" in n)
-        edit.change_input(node, list(node.input).index(mask), ("Add", [mask], {}))
-
-    return fault
-
-
-def window(change):
-    """Change the sliding window: the constant that is subtracted from the query's position."""
-
-    def fault(edit):
-        for node in edit.graph.node:
-            if node.op_type in ("Greater", "GreaterOrEqual", "Less") and node.op_type != "LessOrEqual":
-                for name in node.input:
-                    sub = next((n for n in edit.graph.node if name in n.output and n.op_type in ("Sub", "Add")), None)
-                    index = next((i for i, n in enumerate(sub.input) if edit.is_constant(n)), None) if sub else None
-                    if index is not None:
-                        old = edit.array(sub.input[index])
-                        sub.input[index] = edit.constant(np.asarray(change(old)).astype(old.dtype))
-
-    return fault
-
-
-def past_scaled(layer, kind, factor):
-    def fault(edit):
-        node = edit.node(f"present.{layer}.{kind}")
-        edit.change_input(node, 0, ("Mul", [edit.scalar(factor)], {}))
-
-    return fault
-
-
-def past_stale(layer, kind):
-    """The last cached token repeats the one before it."""
-
-    def fault(edit):
-        node = edit.node(f"present.{layer}.{kind}")
-        past = node.input[0]
-        cut = lambda a, b: edit.insert_before(  # noqa: E731
-            node, "Slice", [past, *(edit.constant(np.array([x], np.int64)) for x in (a, b, 2))]
-        )
-        most, one_before = cut(0, -1), cut(-2, -1)
-        joined = edit.insert_before(node, "Concat", [most, one_before], axis=2)
-        # With an empty or one-token cache the cut is shorter: take the real past's length.
-        node.input[0] = joined
-
-    return fault
-
-
-def past_of_other_row(layer, kind, rows):
-    def fault(edit):
-        node = edit.node(f"present.{layer}.{kind}")
-        edit.change_input(node, 0, ("Gather", [edit.constant(np.array(rows, np.int64))], {"axis": 0}))
-
-    return fault
-
-
-def past_of_other_layer(layer, kind, other):
-    def fault(edit):
-        edit.node(f"present.{layer}.{kind}").input[0] = f"past_key_values.{other}.{kind}"
-
-    return fault
-
-
-def cache_rounded(layer, kind, scale):
-    """Integers times one scale, in what is written and read."""
-
-    def fault(edit):
-        edit.change_value(
-            f"present.{layer}.{kind}",
-            ("Div", [edit.scalar(scale)], {}),
-            ("Round", [], {}),
-            ("Mul", [edit.scalar(scale)], {}),
-        )
-
-    return fault
-
-
-def ids_as_int32(site="model.embed_tokens"):
-    """Read the int64 ids as twice as many int32."""
-
-    def fault(edit):
-        node = edit.node(site)
-        ids = node.input[1]
-        column = edit.insert_before(node, "Reshape", [ids, edit.constant(np.array([-1, 1], np.int64))])
-        zeros = edit.insert_before(node, "Mul", [column, edit.constant(np.array(0, np.int64))])
-        words = edit.insert_before(node, "Concat", [column, zeros], axis=1)
-        flat = edit.insert_before(node, "Reshape", [words, edit.constant(np.array([-1], np.int64))])
-        size = edit.insert_before(node, "Size", [ids])
-        size = edit.insert_before(node, "Reshape", [size, edit.constant(np.array([1], np.int64))])
-        first = edit.insert_before(node, "Slice", [flat, edit.constant(np.array([0], np.int64)), size])
-        shape = edit.insert_before(node, "Shape", [ids])
-        node.input[1] = edit.insert_before(node, "Reshape", [first, shape])
-
-    return fault
-
-
-def half_square(site):
-    """The square of a norm's input goes through float16."""
-
-    def fault(edit):
-        square = edit.upstream(site, "Pow").output[0]
-        edit.change_value(square, ("Cast", [], {"to": HALF}), ("Cast", [], {"to": SINGLE}))
-
-    return fault
-
-
-def residual_missing(site, keep):
-    def fault(edit):
-        node = edit.node(site)
-        replace(edit, node, "Identity", [node.input[keep]])
-
-    return fault
-
-
 def clipped(site, low, high):
     return lambda edit: edit.change_value(site, ("Clip", [edit.scalar(low), edit.scalar(high)], {}))
 
@@ -251,15 +38,6 @@ def scaled(site, factor):
 
 def through(site, dtype=BRAIN):
     return lambda edit: edit.change_value(site, ("Cast", [], {"to": dtype}), ("Cast", [], {"to": SINGLE}))
-
-
-def tf32(edit):
-    """Round both factors of every matrix product to 10 mantissa bits (Veltkamp's splitting in float32)."""
-    for node in [n for n in edit.graph.node if n.op_type in ("MatMul", "Gemm")]:
-        for i in (0, 1):
-            split = edit.insert_before(node, "Mul", [node.input[i], edit.constant(np.array(2.0**13 + 1, np.float32))])
-            low = edit.insert_before(node, "Sub", [split, node.input[i]])
-            node.input[i] = edit.insert_before(node, "Sub", [split, low])
 
 
 def half_accumulation(site, chunk=2):
@@ -342,3 +120,69 @@ def sort(edit):
         waiting = [n for n in waiting if not all(o in made for o in n.output)]
     del edit.graph.node[:]
     edit.graph.node.extend(ordered)
+
+
+def products_rounded(bits, sites=None):
+    """Round both factors of the products at ``sites`` (None: of all) to ``bits`` mantissa bits."""
+
+    def fault(edit):
+        every = [n for n in edit.graph.node if n.op_type in ("MatMul", "Gemm")]
+        for node in every if sites is None else [edit.weighted(site) for site in sites]:
+            for i in (0, 1):
+                node.input[i] = rounded(edit, node, node.input[i], bits)
+
+    return fault
+
+
+def rounded(edit, node, value, bits):
+    """Round a float32 value to ``bits`` stored mantissa bits before ``node``, by Veltkamp's splitting."""
+    split = edit.insert_before(node, "Mul", [value, edit.constant(np.array(2.0 ** (23 - bits) + 1, np.float32))])
+    low = edit.insert_before(node, "Sub", [split, value])
+    return edit.insert_before(node, "Sub", [split, low])
+
+
+def operand_alone(site, keep):
+    """The sum or product that computes ``site`` becomes one of its operands."""
+
+    def fault(edit):
+        node = edit.node(site)
+        replace(edit, node, "Identity", [node.input[keep]])
+
+    return fault
+
+
+def term_scaled(site, index, factor):
+    """One term of the addition that computes ``site`` is multiplied."""
+    return lambda edit: edit.change_input(edit.node(site), index, ("Mul", [edit.scalar(factor)], {}))
+
+
+def rolled(site, axis):
+    """Everything moves on by one along an axis; what falls off comes back at the start."""
+
+    def fault(edit):
+        ends = {n: edit.constant(np.array([n], np.int64)) for n in (-1, 0, np.iinfo(np.int64).max)}
+        where = edit.constant(np.array([axis], np.int64))
+        node = edit.node(site)
+        clean = node.output[0] = f"{site}_clean"
+        at = list(edit.graph.node).index(node) + 1
+        last, rest = f"{site}_last", f"{site}_rest"
+        for made in (
+            helper.make_node("Slice", [clean, ends[-1], ends[np.iinfo(np.int64).max], where], [last]),
+            helper.make_node("Slice", [clean, ends[0], ends[-1], where], [rest]),
+            helper.make_node("Concat", [last, rest], [site], axis=axis),
+        ):
+            edit.graph.node.insert(at, made)
+            at += 1
+
+    return fault
+
+
+def not_a_number(site, width, channel=3):
+    """One channel of a tensor is NaN, whatever comes in."""
+    poison = np.zeros(width, np.float32)
+    poison[channel] = np.nan
+    return lambda edit: edit.change_value(site, ("Add", [edit.constant(poison.astype(edit.dtype()))], {}))
+
+
+def reordered_heads(site, order):
+    return lambda edit: edit.change_value(site, ("Gather", [edit.constant(np.array(order, np.int64))], {"axis": 1}))

@@ -138,9 +138,9 @@ class Edit:
         self.graph.node.insert(at, helper.make_node(kind, list(inputs), [output], **attributes))
         return output
 
-    def dtype(self, value="logits"):
-        """Return numpy's dtype of the engine's floating values."""
-        found = next(v for v in self.graph.output if v.name == value)
+    def dtype(self):
+        """Return numpy's dtype of the engine's floating values: that of its first output."""
+        found = self.graph.output[0]
         return helper.tensor_dtype_to_np_dtype(found.type.tensor_type.elem_type)
 
     def scalar(self, number):

@@ -46,6 +46,21 @@ def rows_changed(site, channels, factor=2.0):
     return lambda edit: edit.change_weight(site, change)
 
 
+def ignored(site):
+    """A norm's weight is one everywhere."""
+    return lambda edit: edit.change_weight(site, np.ones_like)
+
+
+def table_quantized(site):
+    """An embedding's rows are int8 with one scale each."""
+
+    def change(w):
+        scale = np.maximum(np.abs(w).max(-1, keepdims=True), 1e-30) / 127
+        return np.round(w / scale) * scale
+
+    return lambda edit: edit.change_weight(site, change)
+
+
 def quantized(site, bits=8, group=0):
     """Symmetric integers, one scale an output channel, or one a group of inputs."""
     top = 2 ** (bits - 1) - 1
@@ -58,14 +73,14 @@ def quantized(site, bits=8, group=0):
     return lambda edit: edit.change_weight(site, change)
 
 
-def without_bias(site):
-    """Zero the bias of a Gemm, or of the Add after a MatMul."""
+def bias_scaled(site, factor):
+    """Multiply the bias of a Gemm."""
 
     def fault(edit):
         node = edit.weighted(site)
         for i, name in enumerate(node.input):
             if edit.is_constant(name) and edit.array(name).ndim == 1 and i == 2:
-                node.input[i] = edit.constant(np.zeros_like(edit.array(name)))
+                node.input[i] = edit.constant((edit.array(name) * factor).astype(np.float32))
                 return
         raise LookupError(f"{site} has no bias")
 

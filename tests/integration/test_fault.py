@@ -28,7 +28,7 @@ def faulty_engine(monkeypatch):
 """
 
 
-def test_scaled_down_proj_is_the_first_bad_site(own_project):
+def test_scaled_down_proj_is_the_first_bad_site_and_its_cause_is_named(own_project):
     own_project.makeconftest(FAULTY_BUILD)
     own_project.makepyfile(
         """
@@ -47,8 +47,12 @@ def test_scaled_down_proj_is_the_first_bad_site(own_project):
             "E * engine diverges at model.layers.1.mlp.down_proj, step 0: rel_l2 1.0e-02 > * (4 x noise floor *)",
             "E *first bad site: Linear, *modeling_llama.py:* down_proj*",
             "E *there: max abs * scale 1.01000",
+            "*cause (90%): constant factor at model.layers.1.mlp.down_proj: output = 1.01 x expected, *",
         ]
     )
+    slow = own_project.runpytest_inprocess("--ditto-localize-failed=0")
+    slow.assert_outcomes(failed=1)
+    slow.stdout.no_fnmatch_line("*constant factor*")
 
 
 @pytest.mark.parametrize("external", [False, True])

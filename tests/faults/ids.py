@@ -1,0 +1,48 @@
+"""Faults of token ids and positions. Each returns a function that edits an engine."""
+
+import numpy as np
+
+
+def as_int32(site="model.embed_tokens"):
+    """Read the int64 ids as twice as many int32."""
+
+    def fault(edit):
+        node = edit.node(site)
+        ids = node.input[1]
+        column = edit.insert_before(node, "Reshape", [ids, edit.constant(np.array([-1, 1], np.int64))])
+        zeros = edit.insert_before(node, "Mul", [column, edit.constant(np.array(0, np.int64))])
+        words = edit.insert_before(node, "Concat", [column, zeros], axis=1)
+        flat = edit.insert_before(node, "Reshape", [words, edit.constant(np.array([-1], np.int64))])
+        size = edit.insert_before(node, "Size", [ids])
+        size = edit.insert_before(node, "Reshape", [size, edit.constant(np.array([1], np.int64))])
+        first = edit.insert_before(node, "Slice", [flat, edit.constant(np.array([0], np.int64)), size])
+        shape = edit.insert_before(node, "Shape", [ids])
+        node.input[1] = edit.insert_before(node, "Reshape", [first, shape])
+
+    return fault
+
+
+def changed(kind, number, site="model.embed_tokens"):
+    """Compute the ids that are looked up for ``site`` by one more operator: Add, Mod, Min, Mul with a number."""
+    return lambda edit: edit.change_input(edit.node(site), 1, (kind, [edit.constant(np.array(number, np.int64))], {}))
+
+
+def scrambled(site="model.embed_tokens", size=256):
+    """id x 3 modulo the size of the table: no pattern that one would look for."""
+
+    def fault(edit):
+        three, top = (edit.constant(np.array(n, np.int64)) for n in (3, size))
+        edit.change_input(edit.node(site), 1, ("Mul", [three], {}), ("Mod", [top], {}))
+
+    return fault
+
+
+def positions_shifted(offset):
+    """Whatever is computed from ``position_ids`` sees other ones."""
+
+    def fault(edit):
+        for node in [n for n in edit.graph.node if "position_ids" in n.input and n.op_type != "Shape"]:
+            index = list(node.input).index("position_ids")
+            edit.change_input(node, index, ("Add", [edit.constant(np.array(offset, np.int64))], {}))
+
+    return fault

@@ -31,6 +31,20 @@ def gpt2() -> Any:
     return tiny_decoder("gpt2")
 
 
+TIED = 7
+TIED_PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
+
+
+def nearly_tied() -> Any:
+    """Llama whose greedy token at the prompt's end is beaten in float16 by an equal one with a smaller id."""
+    model = tiny_decoder("llama")
+    token = int(model(torch.tensor([TIED_PROMPT])).logits[0, -1].argmax())
+    assert token > TIED
+    row = model.lm_head.weight[token].half().float()
+    model.lm_head.weight[TIED], model.lm_head.weight[token] = row, row * (1 + 1e-4)
+    return model
+
+
 DECODERS = {name: globals()[name] for name in FAMILIES}
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from ditto_core.causes.runs import batch_rounding, build_spread
 from ditto_core.localize import EVERYTHING, Localization
@@ -16,25 +15,14 @@ from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace, graph, weights
-from tests.models import DECODERS, bert, conv_net, gemma3, llama
+from tests.models import DECODERS, TIED, bert, conv_net, gemma3, llama, nearly_tied
+from tests.models import TIED_PROMPT as PROMPT
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.healthy import engines
 from benchmarks.healthy import localize as localize_healthy
 
-PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 DOWN = "model.layers.1.mlp.down_proj"
-TIED = 7
-
-
-def nearly_tied():
-    """Llama whose greedy token at the prompt's end is beaten in float16 by an equal one with a smaller id."""
-    model = tiny_decoder("llama")
-    token = int(model(torch.tensor([PROMPT])).logits[0, -1].argmax())
-    assert token > TIED
-    row = model.lm_head.weight[token].half().float()
-    model.lm_head.weight[TIED], model.lm_head.weight[token] = row, row * (1 + 1e-4)
-    return model
 
 
 def pair_with(workspace, directory, fault, model=llama, **fields):

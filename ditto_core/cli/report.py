@@ -27,10 +27,11 @@ def command(
     model: Annotated[
         Path | None, typer.Option(help="The engine's ONNX file; --onnx needs it, --overlay takes its graph's name.")
     ] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="All sites in the table, not the worst.")] = False,
 ) -> None:
     """Show a comparison that was made before; without an option, as a table."""
     from ditto_core.report.source import open_comparison
-    from ditto_core.report.text import table
+    from ditto_core.report.text import ROWS, table
 
     if onnx is not None and model is None:
         raise UsageError("--onnx needs --model FILE: the ONNX file that the engine was built from")
@@ -42,7 +43,7 @@ def command(
     if overlay is not None or onnx is not None:
         write_graphs(found, overlay, onnx, model)
     if not any((*wanted.values(), overlay, onnx)):
-        typer.echo(table(found))
+        typer.echo(table(found, len(found.sites) if verbose else ROWS))
 
 
 def write(found: Comparison, kind: str, path: Path) -> None:

@@ -100,7 +100,7 @@ def view(number: int, name: str, run: Comparison, folder: Path) -> dict[str, Any
         "counts": [(label, found[label]) for label in STATES[1:] if found[label]],
         "engine": session_facts(run.engine),
         "reference": session_facts(run.reference),
-        "worst": [dict(zip(HEAD, cells(result), strict=True)) for result in list(run)[:WORST]],
+        "worst": [dict(zip(HEAD, cells(row), strict=True)) for row in text.site_rows(run)[:WORST]],
         "tokens": [token_view(row) for row in run.tokens],
         "blame": blame(run),
         "kl_lost": sum(not math.isfinite(m.kl_mean) for m in run.logits),
@@ -110,15 +110,15 @@ def view(number: int, name: str, run: Comparison, folder: Path) -> dict[str, Any
     }
 
 
-HEAD = ("state", "margin", "step", "site", "metric", "value", "bound", "max_abs", "rule")
+HEAD = ("state", "margin", "fails", "step", "site", "metric", "value", "bound", "max_abs", "rule")
 
 
-def cells(result: Any) -> tuple[Any, ...]:
-    """Return one row of the table of the worst results."""
-    v, m = result.verdict, result.metrics
+def cells(row: text.SiteRow) -> tuple[Any, ...]:
+    """Return one row of the table of the worst sites."""
+    result, v, m = row.worst, row.worst.verdict, row.worst.metrics
     numbers = (f"{v.value:.2e}", f"{v.bound:.2e}", f"{m.max_abs:.2e}")
     margin = f"{v.margin:.0f}" if 1000 <= v.margin < 1e6 else f"{v.margin:.3g}"
-    return (STATES[state(result)], margin, result.step, result.site, v.metric, *numbers, v.rule)
+    return (STATES[state(result)], margin, f"{row.failed} of {row.steps}", result.step, result.site, v.metric, *numbers, v.rule)
 
 
 def session_facts(info: SessionInfo) -> list[tuple[str, str]]:

@@ -252,12 +252,15 @@ def test_links_lead_to_the_dump_and_to_the_repro(view, run, name):
         assert f'ditto.save_repro("{DOWN}", "repro")' in view.text(".notes")
 
 
-def test_worst_results_lead_to_their_sites(view, run):
+def test_worst_sites_lead_to_their_results(view, run):
     rows = view.find(".worst table").first.locator("tbody tr")
-    worst = list(run)[:20]
-    assert [row.split("\t")[3] for row in rows.all_inner_texts()] == [r.site for r in worst]
+    shown = [row.split("\t") for row in rows.all_inner_texts()]
+    worst = list(dict.fromkeys(r.site for r in run))[:20]
+    assert [row[4] for row in shown] == worst
+    fails = Counter(r.site for r in run.failures)
+    assert [row[2] for row in shown] == [f"{fails[site]} of {run.steps}" for site in worst]
     rows.nth(3).locator("a").click()
-    assert view.text(".panel h3") == f"{worst[3].site}, step {worst[3].step}"
+    assert view.text(".panel h3") == f"{worst[3]}, step {shown[3][3]}"
 
 
 def test_file_stays_below_the_limit(files, name):

@@ -118,7 +118,8 @@ def cells(row: text.SiteRow) -> tuple[Any, ...]:
     result, v, m = row.worst, row.worst.verdict, row.worst.metrics
     numbers = (f"{v.value:.2e}", f"{v.bound:.2e}", f"{m.max_abs:.2e}")
     margin = f"{v.margin:.0f}" if 1000 <= v.margin < 1e6 else f"{v.margin:.3g}"
-    return (STATES[state(result)], margin, f"{row.failed} of {row.steps}", result.step, result.site, v.metric, *numbers, v.rule)
+    where = (f"{row.failed} of {row.steps}", result.step, result.site)
+    return (STATES[state(result)], margin, *where, v.metric, *numbers, v.rule)
 
 
 def session_facts(info: SessionInfo) -> list[tuple[str, str]]:

@@ -6,7 +6,16 @@ import re
 import pytest
 
 from ditto_core.compare.comparison import Comparison, ObserverEffect, TokenResult
-from ditto_core.report.text import BARS, failure_message, headline, site_rows, sparkline, summary_line, table, token_message
+from ditto_core.report.text import (
+    BARS,
+    failure_message,
+    headline,
+    site_rows,
+    sparkline,
+    summary_line,
+    table,
+    token_message,
+)
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
 DOWN, BLOCK, ROPE, HEAD = "model.layers.0.mlp.down_proj", "model.layers.0", SITES[0], "lm_head"

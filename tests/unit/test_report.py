@@ -151,23 +151,24 @@ def test_annotation_escapes_what_workflow_commands_use():
     )
 
 
-def test_overlay_has_model_explorers_form():
-    (graph,) = overlay(faulty()).items()
-    assert graph[0] == "main_graph"
-    results = graph[1]["results"]
-    bad = next(tap.value for tap in faulty().taps if tap.site == BAD)
-    assert results[bad]["value"] == pytest.approx(2500)
-    assert results["value_0"]["value"] == pytest.approx(0.125)
-    assert [t["value"] for t in graph[1]["thresholds"]] == sorted(t["value"] for t in graph[1]["thresholds"])
+def test_overlay_is_keyed_as_the_onnx_adapter_calls_graph_and_nodes(model):
+    adapter = pytest.importorskip("model_explorer_onnx.main", reason="model-explorer-onnx is not installed")
+    (graph,) = adapter.ONNXAdapter().convert(str(model), {})["graphs"]
+    ((name, data),) = overlay(faulty(), model).items()
+    assert name == graph.id == "mine"
+    assert set(data["results"]) == {"first", "second"} <= {node.id for node in graph.nodes}
+    assert data["results"]["first"]["value"] == pytest.approx(0.125)
+    assert data["results"]["second"]["value"] == pytest.approx(2500)
+    assert [t["value"] for t in data["thresholds"]] == sorted(t["value"] for t in data["thresholds"])
 
 
-def test_overlay_is_strict_json_where_the_margin_is_infinite():
-    json.dumps(overlay(with_nan()), allow_nan=False)
+def test_overlay_is_strict_json_where_the_margin_is_infinite(model):
+    json.dumps(overlay(with_nan(), model), allow_nan=False)
 
 
-def test_overlay_is_read_by_model_explorer():
+def test_overlay_is_read_by_model_explorer(model):
     builder = pytest.importorskip("model_explorer.node_data_builder", reason="ai-edge-model-explorer is not installed")
-    ((graph, data),) = overlay(faulty()).items()
+    ((graph, data),) = overlay(faulty(), model).items()
     read = builder.ModelNodeData(
         {
             graph: builder.GraphNodeData(
@@ -183,8 +184,12 @@ def test_overlay_is_read_by_model_explorer():
 
 @pytest.fixture
 def model(tmp_path):
-    """An ONNX file that computes ``value_0`` and ``other``."""
-    nodes = [helper.make_node("Relu", ["x"], ["value_0"]), helper.make_node("Relu", ["value_0"], ["other"])]
+    """An ONNX file that computes ``value_0``, the tensor of :data:`BAD`, and ``other``; the first two nodes have names."""
+    bad = next(tap.value for tap in faulty().taps if tap.site == BAD)
+    chain = itertools.pairwise(("x", "value_0", bad, "other"))
+    nodes = [helper.make_node("Relu", [source], [result]) for source, result in chain]
+    nodes[0].name, nodes[1].name = "first", "second"
+    nodes[0].metadata_props.add(key="pkg.torch.onnx.fx_node", value="long")
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "other")]
     graph = helper.make_graph(nodes, "mine", values[:1], values[1:])
     path = tmp_path / "model.onnx"
@@ -194,14 +199,18 @@ def model(tmp_path):
 
 def test_onnx_metadata_is_read_back_by_onnx(tmp_path, model):
     out = tmp_path / "annotated.onnx"
-    assert annotate_onnx(faulty(), model, out) == 1
+    assert annotate_onnx(faulty(), model, out) == 2
+    assert annotate_onnx(faulty(), out, out) == 2, "what was there is replaced"
     read = onnx.load(str(out))
     onnx.checker.check_model(read)
-    first, second = ({p.key: p.value for p in node.metadata_props} for node in read.graph.node)
+    first, second, third = ({p.key: p.value for p in node.metadata_props} for node in read.graph.node)
+    assert [p.key for p in read.graph.node[0].metadata_props][0] == "ditto_site"
+    assert len(read.graph.node[0].metadata_props) == len(first)
     assert first["ditto_site"] == "model.embed_tokens"
     assert first["ditto_margin"] == "0.125"
-    assert second == {}
-    assert [*overlay(faulty(), model)] == ["mine"]
+    assert first["pkg.torch.onnx.fx_node"] == "long"
+    assert second["ditto_site"] == BAD
+    assert third == {}
 
 
 def test_onnx_of_another_model_is_refused(tmp_path, model):
@@ -209,6 +218,8 @@ def test_onnx_of_another_model_is_refused(tmp_path, model):
     run = replace(run, taps=(replace(run.taps[0], value="nowhere"),))
     with pytest.raises(UsageError, match="computes none of the 1 tensors"):
         annotate_onnx(run, model, tmp_path / "out.onnx")
+    with pytest.raises(UsageError, match="computes none of the 1 tensors"):
+        overlay(run, model)
 
 
 def test_figure_shows_error_and_heat_map(run):
@@ -315,6 +326,14 @@ def test_command_writes_every_form(tmp_path, model, monkeypatch):
     assert Comparison.load(tmp_path / "a.json") == Comparison.load(tmp_path / "run.json")
     for name in ("a.html", "a.md", "a.xml", "a.svg", "o.json", "o.onnx"):
         assert (tmp_path / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize("option", ["--overlay", "--onnx"])
+def test_what_lies_on_the_graph_needs_the_graph(tmp_path, option):
+    faulty().save(tmp_path / "run.json")
+    result = CliRunner().invoke(application(), ["report", str(tmp_path / "run.json"), option, str(tmp_path / "out")])
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception) == f"{option} needs --model FILE: the ONNX file that the engine was built from"
 
 
 def test_command_without_options_prints_the_table(tmp_path):

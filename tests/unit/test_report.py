@@ -184,7 +184,7 @@ def test_overlay_is_read_by_model_explorer(model):
 
 @pytest.fixture
 def model(tmp_path):
-    """An ONNX file that computes ``value_0``, the tensor of :data:`BAD`, and ``other``; the first two nodes have names."""
+    """An ONNX file that computes ``value_0``, :data:`BAD`'s tensor and ``other``; the first two nodes have names."""
     bad = next(tap.value for tap in faulty().taps if tap.site == BAD)
     chain = itertools.pairwise(("x", "value_0", bad, "other"))
     nodes = [helper.make_node("Relu", [source], [result]) for source, result in chain]
@@ -204,7 +204,7 @@ def test_onnx_metadata_is_read_back_by_onnx(tmp_path, model):
     read = onnx.load(str(out))
     onnx.checker.check_model(read)
     first, second, third = ({p.key: p.value for p in node.metadata_props} for node in read.graph.node)
-    assert [p.key for p in read.graph.node[0].metadata_props][0] == "ditto_site"
+    assert next(iter(first)) == "ditto_site"
     assert len(read.graph.node[0].metadata_props) == len(first)
     assert first["ditto_site"] == "model.embed_tokens"
     assert first["ditto_margin"] == "0.125"

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ditto_core.cache import Cache
 from ditto_core.compare.comparison import Comparison
 from ditto_core.localize import EVERYTHING
 from ditto_core.models import tiny_decoder
@@ -58,7 +57,7 @@ def main() -> None:
     for make in (faulty, deep):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            run, path = make(Workspace(Cache(folder / "cache")), folder), folder / "report.html"
+            run, path = make(Workspace(), folder), folder / "report.html"
             begun = time.perf_counter()
             write_html(run, path)
             made = time.perf_counter() - begun

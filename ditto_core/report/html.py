@@ -126,7 +126,7 @@ def session_facts(info: SessionInfo) -> list[tuple[str, str]]:
     """Return what is known of a session, as names and values."""
     known = [("model", info.model), ("backend", info.backend), ("dtype", info.dtype), ("device", info.device)]
     kernels = [(kernel.name, kernel.evidence) for kernel in info.kernels]
-    return [(name, str(value)) for name, value in (*known, *info.facts.items(), *kernels) if value]
+    return [(name, str(value)) for name, value in {**dict(known), **info.facts, **dict(kernels)}.items() if value]
 
 
 def token_view(row: TokenResult) -> dict[str, Any]:

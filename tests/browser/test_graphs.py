@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -60,13 +59,7 @@ def explorer(runs, model, port, tmp_path):
     options = ["--host=127.0.0.1", f"--port={port}", "--no_open_in_browser", "--skip_health_check"]
     files = ["--extensions=model_explorer_onnx", f"--node_data_paths={tmp_path / 'errors.json'}"]
     command = [sys.executable, "-u", "-m", "model_explorer", str(model), *options, *files]
-    server = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     said = []
     for line in server.stdout:
         said.append(line)

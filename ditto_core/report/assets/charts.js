@@ -66,7 +66,7 @@ const Charts = (() => {
 
   function series({ label, color, raw, dash, bars, dots, spots = false, width = 1.5, size = 5 }) {
     const stroke = css(color);
-    const shown = { label, stroke, dash, width, value: (u, v, s, i) => num(i === null || i === undefined ? null : raw ? raw[i] : v) };
+    const shown = { label, stroke, dash: dash?.map((v) => v * FINE), width, value: (u, v, s, i) => num(i === null || i === undefined ? null : raw ? raw[i] : v) };
     if (bars) return { ...shown, fill: stroke, width: 0, paths: uPlot.paths.bars({ size: [0.86, 40] }), points: { show: false } };
     if (dots) return { ...shown, paths: () => null, points: { show: true, size, space: 0, stroke, width: 1.2, fill: dots === "full" ? stroke : "transparent" } };
     return { ...shown, points: { show: spots, size: 5, fill: stroke } };

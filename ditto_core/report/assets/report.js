@@ -301,8 +301,9 @@
   const redraw = () => { if (runs.length) for (const node of $$(".chart, .plot", root())) node.redraw?.(); };
   function toggle() { forced = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; theme(); redraw(); }
   wanted.addEventListener("change", () => { theme(); redraw(); });
-  addEventListener("beforeprint", () => { theme("light"); redraw(); });
-  addEventListener("afterprint", () => { theme(); redraw(); });
+  // Charts are pictures: for paper they are drawn anew, as wide as a page.
+  addEventListener("beforeprint", () => { theme("light"); document.body.classList.add("printing"); redraw(); });
+  addEventListener("afterprint", () => { theme(); document.body.classList.remove("printing"); redraw(); });
   theme();
 
   const KEYS = { j: () => move(1), ArrowDown: () => move(1), k: () => move(-1), ArrowUp: () => move(-1), l: () => select(current.step + 1, current.site), ArrowRight: () => select(current.step + 1, current.site), h: () => select(current.step - 1, current.site), ArrowLeft: () => select(current.step - 1, current.site), n: () => jump(1), p: () => jump(-1), f: () => select(...run().start), "/": () => $(".search", root()).focus(), t: toggle, "?": () => $("#help").showModal() };

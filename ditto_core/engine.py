@@ -116,7 +116,7 @@ def raw_taps(name: str, alias: str, export: Export) -> Sequence[Tap]:
     """
     bare = name.split(":", 1)[1] if name.startswith(RAW_PREFIXES) else name
     known = raw_names(export)
-    hits = [tap for raw, tap in known.items() if matches(bare, raw)]
+    hits = list(dict.fromkeys(tap for raw, tap in known.items() if matches(bare, raw)))  # a value may have two names
     hits += [site] if not hits and (site := export.provenance.find(bare)) else []
     if not hits:
         raise SelectorError(

@@ -180,15 +180,16 @@ class Pair:
         """Write the operators of a site as the last run computed them, with real tensors and a test that fails alike.
 
         ``step`` defaults to the first at which the site failed, else 0. The engine runs once more up to there: a
-        comparison keeps numbers only. See :func:`ditto_core.repro.save_repro` for what is raised.
+        comparison keeps numbers only. Reports of the run link to the repro. See :func:`ditto_core.repro.save_repro` for
+        what is raised.
         """
-        from ditto_core.repro import save_repro
+        from ditto_core.repro import find_tap, save_repro
 
         if self._fed is None or not self.comparisons:
             raise UsageError("nothing has run yet: call generate(prompts) or run() before save_repro(site, directory)")
         last = self.comparisons[-1]
         failed = (r.step for r in last.failures if site in (r.site, *last.tap_of[r.site].aliases))
-        return save_repro(
+        repro = save_repro(
             self.engine_files,
             self.engine,
             self.workspace.export(self.spec),
@@ -199,6 +200,9 @@ class Pair:
             step=next(failed, 0) if step is None else step,
             tokens=torch.tensor([row.reference for row in last.tokens]) if last.tokens else None,
         )
+        saved = {find_tap(self.engine_files, site).site: str(repro.directory)}
+        self.comparisons[-1] = replace(last, repros={**last.repros, **saved})
+        return repro
 
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> TokenBatch:
         """Turn prompts into a left-padded batch of this model's tokens."""

@@ -61,7 +61,8 @@ def failing_run(folder: Path) -> str:
     (folder / "test_engine.py").write_text(TEST)
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")}
     environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": str(WIDTH), "OMP_NUM_THREADS": "1"}
-    options = ["--ditto-cache-dir=cache", "--ditto-dump-dir=dump", "--ditto-report=html:report.html"]
+    options = ["--ditto-localize", "--ditto-cache-dir=cache", "--ditto-dump-dir=dump"]
+    options += ["--ditto-report=html:report.html"]
     quiet = ["--color=yes", "--no-header", "-p", "no:cacheprovider", "-p", "no:logging"]
     command = [sys.executable, "-m", "pytest", "test_engine.py", *options, *quiet]
     for _ in range(2):  # the second finds the engine built, which is how a failure looks on most days
@@ -74,7 +75,7 @@ def failing_run(folder: Path) -> str:
 def terminal(output: str, path: Path) -> None:
     """Draw the terminal's output."""
     console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"), force_terminal=True)  # noqa: SIM115
-    console.print(Text.from_ansi(f"$ pytest test_engine.py\n{output}"))
+    console.print(Text.from_ansi(f"$ pytest test_engine.py --ditto-localize\n{output}"))
     drawn = console.export_svg(title="pytest", unique_id="failure")
     path.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL))  # nothing from the network
 
@@ -87,7 +88,7 @@ def report(page: Path, path: Path) -> None:
     flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        tab = browser.new_page(viewport={"width": 1280, "height": 1420})
+        tab = browser.new_page(viewport={"width": 1280, "height": 1490})
         tab.goto(page.as_uri())
         tab.wait_for_selector("body[data-state=drawn]", timeout=120_000)
         tab.screenshot(path=str(path))

@@ -160,9 +160,8 @@ def read_report(text: str, base: Path) -> tuple[str, Path]:
     if kind not in REPORTS or not path:
         hint = nearest(kind, REPORTS) if colon else ""
         raise ValueError(f"KIND:PATH, the kind one of {', '.join(REPORTS)}{hint}")
-    for module in ("jinja2", "plotly") if kind == "html" else ():
-        if find_spec(module) is None:
-            raise ValueError(f"{module} to be installed: pip install 'pytest-ditto-engine[report]'")
+    if kind == "html" and find_spec("jinja2") is None:
+        raise ValueError("jinja2 to be installed: pip install 'pytest-ditto-engine[report]'")
     file = base / Path(path).expanduser()
     if file.is_dir():
         raise ValueError(f"a file: {file} is a folder")

@@ -104,8 +104,8 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
         facts["unavailable"] = item.stash[UNAVAILABLE]
         path, line, _ = item.location
         report.longrepr = (path, (line or 0) + 1, f"Skipped: {item.stash[UNAVAILABLE]}")
-    if runs and report.failed:
-        add_tables(report, runs)
+    if runs and (report.failed or item.config.option.verbose > 0):
+        add_tables(report, runs, everything=item.config.option.verbose > 0)
     settle_dumps(item, report, runs)
     facts["files"] = reports.spool(item.config, runs)
     if any(facts.values()):
@@ -129,11 +129,12 @@ def shorten(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
         report.longrepr = shown
 
 
-def add_tables(report: pytest.TestReport, runs: list[Comparison]) -> None:
-    """Append a table for each comparison that failed."""
-    from ditto_core.report.text import table
+def add_tables(report: pytest.TestReport, runs: list[Comparison], *, everything: bool) -> None:
+    """Append a table of the worst sites for each comparison that failed; or of all sites, for each comparison."""
+    from ditto_core.report.text import ROWS, table
 
-    report.sections += [("ditto-engine", table(run)) for run in runs if not run]
+    shown = [run for run in runs if everything or not run]
+    report.sections += [("ditto-engine", table(run, len(run.sites) if everything else ROWS)) for run in shown]
 
 
 def settle_dumps(item: pytest.Item, report: pytest.TestReport, runs: list[Comparison]) -> None:

@@ -66,7 +66,7 @@ def command(
         found.save(json_file)
     if calibrate is not None:
         typer.echo(f"{write_rules([found], calibrate)} rules in {calibrate}: review and commit it", err=True)
-    typer.echo(table(found, len(found) if verbose else ROWS))
+    typer.echo(table(found, len(found.sites) if verbose else ROWS))
     if not found:
         typer.echo(failure_message(found), err=True)
     if found.missing and not ignore_missing:

@@ -25,15 +25,14 @@ def command(
     onnx: Annotated[Path | None, typer.Option(help="The model with the errors in its nodes' metadata.")] = None,
     json: Annotated[Path | None, typer.Option(help="The comparison's JSON.")] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The engine's ONNX file; --onnx needs it, --overlay takes its graph's name.")
+        Path | None, typer.Option(help="The ONNX file that the engine was built from; --onnx and --overlay need it.")
     ] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="All sites in the table, not the worst.")] = False,
 ) -> None:
     """Show a comparison that was made before; without an option, as a table."""
     from ditto_core.report.source import open_comparison
-    from ditto_core.report.text import table
+    from ditto_core.report.text import ROWS, table
 
-    if onnx is not None and model is None:
-        raise UsageError("--onnx needs --model FILE: the ONNX file that the engine was built from")
     found = open_comparison(source)
     wanted = {"html": html, "markdown": markdown, "junit": junit, "figure": figure, "json": json}
     for kind, path in wanted.items():
@@ -42,7 +41,7 @@ def command(
     if overlay is not None or onnx is not None:
         write_graphs(found, overlay, onnx, model)
     if not any((*wanted.values(), overlay, onnx)):
-        typer.echo(table(found))
+        typer.echo(table(found, len(found.sites) if verbose else ROWS))
 
 
 def write(found: Comparison, kind: str, path: Path) -> None:
@@ -54,12 +53,15 @@ def write(found: Comparison, kind: str, path: Path) -> None:
 
 
 def write_graphs(found: Comparison, overlay: Path | None, onnx: Path | None, model: Path | None) -> None:
-    """Write what belongs to the model's graph."""
+    """Write what belongs to the model's graph. Raises :class:`UsageError` without the graph."""
     from ditto_core.report.explorer import annotate_onnx, write_overlay
 
+    if model is None:
+        name = "--overlay" if overlay is not None else "--onnx"
+        raise UsageError(f"{name} needs --model FILE: the ONNX file that the engine was built from")
     if overlay is not None:
         write_overlay(found, overlay, model)
         typer.echo(f"overlay: {overlay}", err=True)
-    if onnx is not None and model is not None:
+    if onnx is not None:
         count = annotate_onnx(found, model, onnx)
         typer.echo(f"onnx: {onnx}, {count} nodes with metadata", err=True)

@@ -89,7 +89,7 @@ class Comparison:
 
     Iterating yields :class:`SiteResult`, worst margin first. ``missing`` maps sites that could not be compared to the
     reason. ``taps`` tells where each site lives; ``notes`` are lines for people; ``localization`` is what each site
-    adds by itself, where that was measured.
+    adds by itself, where that was measured; ``repros`` maps sites to the folders of the repros that were saved.
     """
 
     engine: SessionInfo
@@ -104,6 +104,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     dump: str = ""
     localization: Localization | None = None
+    repros: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.results) and not self.missing and all(result.ok for result in self.results) and self.logits_ok
@@ -218,6 +219,7 @@ class Comparison:
             "notes": list(self.notes),
             "dump": self.dump,
             "localization": self.localization.to_json() if self.localization else None,
+            "repros": dict(self.repros),
         }
 
     @classmethod
@@ -241,6 +243,7 @@ class Comparison:
             notes=tuple(data["notes"]),
             dump=data["dump"],
             localization=localization_from_json(data.get("localization")),
+            repros=data.get("repros", {}),
         )
 
     def save(self, path: Path) -> None:

@@ -22,21 +22,29 @@ THRESHOLDS = ((0.1, "#4393c3"), (1.0, "#d1e5f0"), (10.0, "#fdb863"), (100.0, "#e
 Explorer stretches it over the values that are there."""
 
 
-def overlay(comparison: Comparison, model: Path | None = None) -> dict[str, Any]:
-    """Return node data for Model Explorer: error / bound at each tensor's worst step, on the ONNX graph.
+def overlay(comparison: Comparison, model: Path) -> dict[str, Any]:
+    """Return node data for Model Explorer: error / bound at each tensor's worst step, on the graph of an ONNX file.
 
-    Model Explorer finds nodes by id or by the name of an output tensor; tensor names are used. ``model`` is the ONNX
-    file, whose graph name is the key (default: ``main_graph``, torch's).
+    The ONNX adapter (``model-explorer-onnx``) calls a graph and its nodes as the file does; tensors cannot be keys,
+    since it names them otherwise than Model Explorer looks for. Nodes without a name are left out: the adapter makes
+    one up. Raises :class:`UsageError` when the file is no ONNX, or no node with a name computes what was compared.
     """
-    graph = "main_graph" if model is None else load(model, data=False).graph.name
-    values = {name: {"value": min(r.verdict.margin, LARGEST)} for name, r in worst_by_value(comparison).items()}
+    graph = load(model, data=False).graph
+    worst = worst_by_value(comparison)
+    results = {
+        node.name: {"value": min(max(r.verdict.margin for r in found), LARGEST)}
+        for node in graph.node
+        if node.name and (found := [worst[name] for name in node.output if name in worst])
+    }
+    if not results:
+        raise stranger(model, len(worst))
     title = f"{comparison.engine.label} against {comparison.reference.label}: error / bound"
     thresholds = [{"value": top, "bgColor": color} for top, color in THRESHOLDS]
-    return {graph: {"name": title, "results": values, "thresholds": thresholds}}
+    return {graph.name: {"name": title, "results": results, "thresholds": thresholds}}
 
 
-def write_overlay(comparison: Comparison, path: Path, model: Path | None = None) -> None:
-    """Write the overlay as JSON."""
+def write_overlay(comparison: Comparison, path: Path, model: Path) -> None:
+    """Write the overlay as JSON. Raises :class:`UsageError` as :func:`overlay` does."""
     path.write_text(json.dumps(overlay(comparison, model), indent=1, allow_nan=False) + "\n")
 
 
@@ -62,14 +70,27 @@ def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
     count = 0
     for node in graph.graph.node:
         found = [worst[name] for name in node.output if name in worst]
-        for key, value in facts(found[0]).items() if found else ():
-            node.metadata_props.add(key=PREFIX + key, value=value)
+        if found:
+            annotate(node, found[0])
         count += bool(found)
     if not count:
-        raise UsageError(f"{model} computes none of the {len(worst)} tensors that were compared: is it this engine's?")
+        raise stranger(model, len(worst))
     move_external(graph, model, path)
     onnx.save(graph, str(path))
     return count
+
+
+def stranger(model: Path, count: int) -> UsageError:
+    """Return the error for a model that has nothing to do with the comparison."""
+    return UsageError(f"{model} computes none of the {count} tensors that were compared: is it this engine's?")
+
+
+def annotate(node: onnx.NodeProto, result: SiteResult) -> None:
+    """Put a result into a node's metadata, before the exporter's, which is long; an earlier one is replaced."""
+    others = [(entry.key, entry.value) for entry in node.metadata_props if not entry.key.startswith(PREFIX)]
+    del node.metadata_props[:]
+    for key, value in (*((PREFIX + key, value) for key, value in facts(result).items()), *others):
+        node.metadata_props.add(key=key, value=value)
 
 
 def facts(result: SiteResult) -> dict[str, str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from ditto_core.errors import UsageError
 from ditto_core.report import text
@@ -26,11 +28,14 @@ LIMIT = 6_000_000
 """Bytes that a report may have: it is attached to issues and opened from CI."""
 
 WORST = 20
+CAUSES = 8
+"""Causes, and blamed sites, that a page lists; the first of each are the likeliest."""
 
 
-def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIMIT) -> str:
+def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIMIT, folder: Path | None = None) -> str:
     """Return the report as a page: a comparison, or several by name (a pytest node id, for instance).
 
+    ``folder`` is where the page will lie, from which links lead to dumps and repros (default: the working directory).
     Scatter plots and worst elements come from the comparison's dump, where there is one. What does not fit into
     ``limit`` bytes is left out, details of the least important results first, and the page says so. Raises
     :class:`UsageError` when the extra ``report`` is not installed or there is nothing to report.
@@ -40,7 +45,7 @@ def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIM
         raise UsageError("no comparison to report: no test has compared anything")
     budget = Budget()
     while True:
-        page = render(named, share(budget, len(named)))
+        page = render(named, share(budget, len(named)), folder or Path())
         if len(page.encode()) <= limit or not budget.details:
             return page
         budget = budget.halved()
@@ -48,7 +53,7 @@ def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIM
 
 def write_html(runs: Comparison | Mapping[str, Comparison], path: Path) -> None:
     """Write the report. Raises :class:`UsageError` as :func:`html_report` does."""
-    path.write_text(html_report(runs), encoding="utf-8")
+    path.write_text(html_report(runs, folder=path.parent), encoding="utf-8")
 
 
 def share(budget: Budget, count: int) -> Budget:
@@ -56,12 +61,12 @@ def share(budget: Budget, count: int) -> Budget:
     return Budget(budget.details // count, budget.points // count)
 
 
-def render(named: Mapping[str, Comparison], budget: Budget) -> str:
+def render(named: Mapping[str, Comparison], budget: Budget, folder: Path) -> str:
     """Return the page with as much detail as the budget allows."""
     from ditto_core import __version__
 
     data = [run_data(run, budget) for run in named.values()]
-    views = [view(i, name, run) for i, (name, run) in enumerate(named.items())]
+    views = [view(i, name, run, folder) for i, (name, run) in enumerate(named.items())]
     return (
         environment()
         .get_template("report.html.j2")
@@ -71,13 +76,15 @@ def render(named: Mapping[str, Comparison], budget: Budget) -> str:
             states=STATES,
             css=asset("report.css"),
             script=asset("report.js"),
+            charts=asset("charts.js"),
+            uplot=asset("uplot/uPlot.iife.min.js"),
+            uplot_css=asset("uplot/uPlot.min.css"),
             payload=squeezed(json.dumps(data, separators=(",", ":"), allow_nan=False)),
-            plotly=plotly_squeezed(),
         )
     )
 
 
-def view(number: int, name: str, run: Comparison) -> dict[str, Any]:
+def view(number: int, name: str, run: Comparison, folder: Path) -> dict[str, Any]:
     """Return what the template writes of one comparison."""
     found = Counter(STATES[state(result)] for result in run.results)
     return {
@@ -93,28 +100,33 @@ def view(number: int, name: str, run: Comparison) -> dict[str, Any]:
         "counts": [(label, found[label]) for label in STATES[1:] if found[label]],
         "engine": session_facts(run.engine),
         "reference": session_facts(run.reference),
-        "worst": [dict(zip(HEAD, cells(result), strict=True)) for result in list(run)[:WORST]],
+        "worst": [dict(zip(HEAD, cells(row), strict=True)) for row in text.site_rows(run)[:WORST]],
         "tokens": [token_view(row) for row in run.tokens],
-        "causes": causes(run),
+        "blame": blame(run),
+        "kl_lost": sum(not math.isfinite(m.kl_mean) for m in run.logits),
+        "dump": link(run.dump, folder) if run.dump else None,
+        "repros": [(site, link(path, folder)) for site, path in run.repros.items()],
         "commands": commands(name, run),
     }
 
 
-HEAD = ("state", "margin", "step", "site", "metric", "value", "bound", "max_abs", "rule")
+HEAD = ("state", "margin", "fails", "step", "site", "metric", "value", "bound", "max_abs", "rule")
 
 
-def cells(result: Any) -> tuple[Any, ...]:
-    """Return one row of the table of the worst results."""
-    v, m = result.verdict, result.metrics
+def cells(row: text.SiteRow) -> tuple[Any, ...]:
+    """Return one row of the table of the worst sites."""
+    result, v, m = row.worst, row.worst.verdict, row.worst.metrics
     numbers = (f"{v.value:.2e}", f"{v.bound:.2e}", f"{m.max_abs:.2e}")
-    return (STATES[state(result)], f"{v.margin:.3g}", result.step, result.site, v.metric, *numbers, v.rule)
+    margin = f"{v.margin:.0f}" if 1000 <= v.margin < 1e6 else f"{v.margin:.3g}"
+    where = (f"{row.failed} of {row.steps}", result.step, result.site)
+    return (STATES[state(result)], margin, *where, v.metric, *numbers, v.rule)
 
 
 def session_facts(info: SessionInfo) -> list[tuple[str, str]]:
     """Return what is known of a session, as names and values."""
     known = [("model", info.model), ("backend", info.backend), ("dtype", info.dtype), ("device", info.device)]
     kernels = [(kernel.name, kernel.evidence) for kernel in info.kernels]
-    return [(name, str(value)) for name, value in (*known, *info.facts.items(), *kernels) if value]
+    return [(name, str(value)) for name, value in {**dict(known), **info.facts, **dict(kernels)}.items() if value]
 
 
 def token_view(row: TokenResult) -> dict[str, Any]:
@@ -124,10 +136,24 @@ def token_view(row: TokenResult) -> dict[str, Any]:
     return {"row": row, "steps": marks, "count": Counter(mark for *_, mark in marks)}
 
 
-def causes(run: Comparison) -> Sequence[Any]:
-    """Return the named causes of a comparison, most likely first: its own, or those of its localization."""
-    found: Iterable[Any] = getattr(run, "causes", ()) or getattr(getattr(run, "localization", None), "causes", ())
-    return tuple(found)
+def blame(run: Comparison) -> dict[str, Any] | None:
+    """Return what the localization says: its verdict, the likeliest causes and the first blamed sites."""
+    from ditto_core.localize.text import headline
+
+    found = run.localization
+    if found is None:
+        return None
+    return {
+        "headline": headline(found),
+        "causes": found.causes[:CAUSES],
+        "sites": found.blamed[:CAUSES],
+        "notes": found.notes,
+    }
+
+
+def link(path: str, folder: Path) -> tuple[str, str]:
+    """Return where a link from a page in ``folder`` leads, relative so that both can be moved, and what it shows."""
+    return quote(os.path.relpath(path, folder).replace(os.sep, "/")), path
 
 
 def commands(name: str, run: Comparison) -> list[tuple[str, str]]:
@@ -135,6 +161,11 @@ def commands(name: str, run: Comparison) -> list[tuple[str, str]]:
     found = [("run this test again", f"pytest '{name}'")] if "::" in name else []
     if run.dump:
         found.append(("compare the dumped tensors", f"ditto compare {run.dump}/engine {run.dump}/reference"))
+    bad = run.first_bad
+    if bad is not None and run.localization is None and "::" in name:
+        found.append(("measure what each site adds by itself, and name causes", f"pytest --ditto-localize '{name}'"))
+    if bad is not None and bad.site in run.tap_of and bad.site not in run.repros:
+        found.append(("reproduce it without the model, in the test", f'ditto.save_repro("{bad.site}", "repro")'))
     return found
 
 
@@ -151,16 +182,6 @@ def environment() -> Environment:
 def asset(name: str) -> str:
     """Return a file that belongs to the report."""
     return resources.files("ditto_core.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def plotly_squeezed() -> str:
-    """Return Plotly's script as :func:`squeezed` does: 4.8 MB become 2.0."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise missing(error) from error
-    return squeezed(get_plotlyjs())
 
 
 def squeezed(content: str) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ditto_core.report import text
 
 if TYPE_CHECKING:
-    from ditto_core.compare.comparison import Comparison, SiteResult
+    from ditto_core.compare.comparison import Comparison
 
 ROWS = 10
-HEAD = ("error / bound", "step", "site", "value", "bound", "max abs", "rule")
+HEAD = ("error / bound", "fails", "worst step", "site", "value", "bound", "max abs", "rule")
 
 
 def markdown(comparison: Comparison, rows: int = ROWS) -> str:
@@ -32,12 +32,10 @@ def markdown(comparison: Comparison, rows: int = ROWS) -> str:
 
 
 def table(comparison: Comparison, rows: int) -> str:
-    """Return the worst results as a table."""
-    shown = list(comparison)[:rows]
-    lines = [row(HEAD), row(("---",) * len(HEAD)), *(row(cells(result)) for result in shown)]
-    left = len(comparison) - len(shown)
-    more = f"\nand {left} more with smaller margins\n" if left > 0 else ""
-    return "\n".join(lines) + "\n" + more
+    """Return the worst sites as a table."""
+    found = text.site_rows(comparison)
+    lines = [row(HEAD), row(("---",) * len(HEAD)), *(row(cells(site)) for site in found[:rows])]
+    return "\n".join(lines) + "\n" + "".join(f"\n{line}\n" for line in text.more(found, rows))
 
 
 def row(cells: tuple[str, ...]) -> str:
@@ -45,10 +43,10 @@ def row(cells: tuple[str, ...]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def cells(result: SiteResult) -> tuple[str, ...]:
-    """Return one result's cells; sites are code."""
-    margin, step, site, value, bound, largest, rule = text.cells_of(result)
-    return (escape(margin), step, code(site), escape(value), bound, largest, escape(rule))
+def cells(found: text.SiteRow) -> tuple[str, ...]:
+    """Return one site's cells; sites are code."""
+    margin, fails, step, site, value, bound, largest, rule = text.cells_of(found)
+    return (escape(margin), fails, step, code(site), escape(value), bound, largest, escape(rule))
 
 
 def summary(runs: Mapping[str, Comparison]) -> str:

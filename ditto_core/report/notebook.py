@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
 
 ROWS = 10
-HEAD = ("error / bound", "step", "site", "value", "bound", "max abs", "rule")
+HEAD = ("error / bound", "fails", "worst step", "site", "value", "bound", "max abs", "rule")
 
 
 def notebook_html(comparison: Comparison, rows: int = ROWS) -> str:
-    """Return the verdict, the error along the depth as a sparkline, and the worst results."""
+    """Return the verdict, the error along the depth as a sparkline, and the worst sites."""
     shown = comparison.first_bad or comparison.worst
     depth = [*text.depth(comparison, shown.step)] if shown else []
     head = "".join(f"<th>{name}</th>" for name in HEAD)
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in text.cells_of(result))}</tr>"
-        for result in list(comparison)[:rows]
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in text.cells_of(row))}</tr>"
+        for row in text.site_rows(comparison)[:rows]
     )
     sign = "✓" if comparison else "✗"
     lines = [f"<p><b>{sign} {escape(text.headline(comparison))}</b><br/>{escape(sides(comparison))}</p>"]

@@ -7,11 +7,11 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.tolerance import EXPLAINED
-from ditto_core.report.samples import Sample, sample_dump
+from ditto_core.report.samples import Element, Sample, sample_dump
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison, SiteResult
@@ -20,6 +20,9 @@ MISSING, WITHIN, WIDENED, HEALED, DIVERGED, NOT_FINITE = range(6)
 """States of a cell of the heat map; the page's script knows the same numbers."""
 
 STATES = ("not compared", "within", "explained", "healed", "diverged", "not finite")
+ELEMENTS = {"max_abs_actual": 9, "max_abs_expected": 9}
+"""Digits of what is an element itself: nine tell float32 numbers apart."""
+
 LONGEST = 256
 """Entries of an error by position that are kept."""
 
@@ -118,8 +121,7 @@ class Interned:
 
 def local_errors(comparison: Comparison) -> Iterator[tuple[int, str, float]]:
     """Yield step, site and rel-L2 of the error that each site adds by itself, where that was measured."""
-    localization = getattr(comparison, "localization", None)
-    for result in localization.results if localization is not None else ():
+    for result in comparison.localization.results if comparison.localization is not None else ():
         yield result.step, result.site, result.metrics.rel_l2
 
 
@@ -144,8 +146,8 @@ def ticks(sites: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def details(result: SiteResult) -> dict[str, Any]:
-    """Return all metrics of a result, rounded to six digits; long axes are thinned, the largest error stays."""
-    data = {name: rounded(value) for name, value in result.metrics.to_json().items()}
+    """Return all metrics of a result, rounded to six digits, elements to nine; long axes are thinned to the largest."""
+    data = {name: rounded(value, ELEMENTS.get(name, 6)) for name, value in result.metrics.to_json().items()}
     for name in ("by_row", "by_position", "by_head"):
         data[name], data[f"{name}_bucket"] = thinned(data[name])
     return data
@@ -163,8 +165,14 @@ def sample_data(sample: Sample) -> dict[str, Any]:
         "count": sample.count,
         "engine": packed("f", map(single, sample.engine)),
         "reference": packed("f", map(single, sample.reference)),
-        "worst": [{k: rounded(v) for k, v in asdict(element).items()} for element in sample.worst],
+        "worst": [element_data(element) for element in sample.worst],
     }
+
+
+def element_data(element: Element) -> dict[str, Any]:
+    """Return an element and its difference, which is taken before anything is rounded."""
+    values = {"engine": short(element.engine, 9), "reference": short(element.reference, 9)}
+    return {"index": list(element.index), **values, "difference": short(element.engine - element.reference)}
 
 
 def start(comparison: Comparison, place: Mapping[str, int]) -> list[int]:
@@ -186,13 +194,13 @@ def single(value: float) -> float:
     return math.copysign(min(max(abs(value), 1e-38), 3e38), value)
 
 
-def rounded(value: Any) -> Any:
-    """Round floats, in lists too, to six significant digits; what strict JSON lacks becomes a string."""
+def rounded(value: Any, digits: int = 6) -> Any:
+    """Round floats, in lists too, to significant digits; what strict JSON lacks becomes a string."""
     if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
-    return short(value) if isinstance(value, float) else value
+        return [rounded(item, digits) for item in value]
+    return short(value, digits) if isinstance(value, float) else value
 
 
-def short(value: float) -> float | str:
-    """Round a float to six significant digits, or spell it where strict JSON cannot."""
-    return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+def short(value: float, digits: int = 6) -> float | str:
+    """Round a float to significant digits, or spell it where strict JSON cannot."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,28 +54,36 @@ def sample_dump(comparison: Comparison, results: Iterable[SiteResult], points: i
     if not comparison.dump or not Path(comparison.dump, "engine").is_dir():
         return found
     with suppress(TraceError):
-        for result in sorted(results, key=lambda r: r.step):
-            pair = read_pair(Path(comparison.dump), result, comparison.tap_of.get(result.site))
-            if pair is not None:
-                found[result.step, result.site] = sample(*pair, points)
+        for sides, group in steps_of(Path(comparison.dump), results):
+            for result in group:
+                pair = pair_of(sides, result, comparison.tap_of.get(result.site))
+                if pair is not None:
+                    found[result.step, result.site] = sample(*pair, points)
     return found
+
+
+Sides = tuple["StepData", "StepData"]
+
+
+def steps_of(dump: Path, results: Iterable[SiteResult]) -> Iterator[tuple[Sides, Iterable[SiteResult]]]:
+    """Yield each step of a dump that is asked for, the engine's side and the reference's, with its results."""
+    from ditto_core.trace import Trace
+
+    engine, reference = (Trace.open(dump / side, verify=False) for side in ("engine", "reference"))
+    for step, group in groupby(sorted(results, key=lambda r: r.step), key=lambda r: r.step):
+        if step < min(engine.steps, reference.steps):
+            yield (engine.step(step), reference.step(step)), group
 
 
 Pair = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor | None"]
 
 
-def read_pair(dump: Path, result: SiteResult, tap: Tap | None) -> Pair | None:
+def pair_of(sides: Sides, result: SiteResult, tap: Tap | None) -> Pair | None:
     """Return the engine's tensor, the reference's, and which elements are valid; None where one side has none."""
-    from ditto_core.trace import Trace
-
-    traces = [Trace.open(dump / side, verify=False) for side in ("engine", "reference")]
-    if result.step >= min(trace.steps for trace in traces):
-        return None
-    steps = [trace.step(result.step) for trace in traces]
-    engine, reference = (tensor_of(step, result.site) for step in steps)
+    engine, reference = (tensor_of(step, result.site) for step in sides)
     if engine is None or reference is None or engine.shape != reference.shape or engine.is_complex():
         return None
-    return engine, reference, validity(steps[1], tap, result.site, engine.ndim)
+    return engine, reference, validity(sides[1], tap, result.site, engine.ndim)
 
 
 def tensor_of(step: StepData, site: str) -> torch.Tensor | None:

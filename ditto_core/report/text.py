@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -190,25 +191,52 @@ def summary_line(comparison: Comparison) -> str:
     return f"{sides}, {comparison.steps} steps, {len(comparison.sites)} sites: {headline(comparison)}"
 
 
+@dataclass(frozen=True)
+class SiteRow:
+    """A site in a table: its worst result (one that fails, if any does), and at how many of its steps it fails."""
+
+    worst: SiteResult
+    failed: int
+    steps: int
+
+
+def site_rows(comparison: Comparison) -> list[SiteRow]:
+    """Return a row for each site, worst margin first."""
+    by_site: dict[str, list[SiteResult]] = {}
+    for result in comparison:
+        by_site.setdefault(result.site, []).append(result)
+    rows = [
+        SiteRow(max(found, key=lambda r: (not r.ok, r.verdict.margin)), sum(not r.ok for r in found), len(found))
+        for found in by_site.values()
+    ]
+    return sorted(rows, key=lambda row: -row.worst.verdict.margin)
+
+
+HEAD = ("margin", "fails", "worst step", "site", "value", "bound", "max abs", "rule")
+
+
 def table(comparison: Comparison, rows: int = ROWS) -> str:
-    """Return the results as a compact table, worst margin first, under a sparkline of the error along the depth."""
+    """Return the sites as a compact table, worst margin first, under a sparkline of the error along the depth."""
     step = comparison.first_bad.step if comparison.first_bad else comparison.worst.step if comparison.worst else 0
-    head = ("margin", "step", "site", "value", "bound", "max abs", "rule")
-    worst = list(comparison)[:rows]
-    cells = [head, *(cells_of(result) for result in worst)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    found = site_rows(comparison)
+    cells = [HEAD, *map(cells_of, found[:rows])]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(HEAD))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    left = len(comparison) - len(worst)
-    more = [f"and {left} more with smaller margins"] if left > 0 else []
-    return "\n".join([summary_line(comparison), *depth(comparison, step), *lines, *more])
+    return "\n".join([summary_line(comparison), *depth(comparison, step), *lines, *more(found, rows)])
 
 
-def cells_of(result: SiteResult) -> tuple[str, ...]:
+def more(found: Sequence[SiteRow], rows: int) -> list[str]:
+    """Return the line that says what a table leaves out, if it does."""
+    left = len(found) - rows
+    return [f"and {left} more site{'s' * (left != 1)} with smaller margins"] if left > 0 else []
+
+
+def cells_of(row: SiteRow) -> tuple[str, ...]:
     """Return one row of the table."""
-    v = result.verdict
+    result, v = row.worst, row.worst.verdict
     mark = "" if v.ok else " healed" if result.healed else " !"
-    numbers = (f"{v.margin:.3g}{mark}", str(result.step), result.site)
-    return (*numbers, f"{v.metric} {v.value:.1e}", f"{v.bound:.1e}", f"{result.metrics.max_abs:.1e}", v.rule)
+    head = (f"{v.margin:.3g}{mark}", f"{row.failed} of {row.steps}", str(result.step), result.site)
+    return (*head, f"{v.metric} {v.value:.1e}", f"{v.bound:.1e}", f"{result.metrics.max_abs:.1e}", v.rule)
 
 
 def depth(comparison: Comparison, step: int) -> Iterator[str]:

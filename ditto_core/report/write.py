@@ -41,15 +41,15 @@ def _write(kind: str, runs: Mapping[str, Comparison], path: Path) -> None:
 
         write_figure(only(runs), path)
     else:
-        path.write_text(content(kind, runs), encoding="utf-8")
+        path.write_text(content(kind, runs, path.parent), encoding="utf-8")
 
 
-def content(kind: str, runs: Mapping[str, Comparison]) -> str:
-    """Return the text of a report."""
+def content(kind: str, runs: Mapping[str, Comparison], folder: Path) -> str:
+    """Return the text of a report that will lie in ``folder``."""
     if kind == "html":
         from ditto_core.report.html import html_report
 
-        return html_report(runs)
+        return html_report(runs, folder=folder)
     if kind == "markdown":
         from ditto_core.report.markdown import markdown, summary
 

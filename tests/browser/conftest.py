@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
+from filelock import FileLock
 
-from tests.comparisons import faulty, large, passing, with_nan
+from ditto_core.compare.comparison import Comparison
+from ditto_core.report.html import write_html
+from tests.browser.runs import RUNS
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-RUNS = {"passing": passing, "faulty": faulty, "with_nan": with_nan, "large": large}
 PATIENCE = 120_000
 """Milliseconds: a busy machine is slow, and nothing here is timed."""
 
@@ -37,19 +40,44 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory):
-    """One report for each kind of run, made when it is asked for."""
-    from ditto_core.report.html import write_html
+def folder(tmp_path_factory):
+    """Where the runs and their reports lie: one folder for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "reports"
+    shared.mkdir(exist_ok=True)
+    return shared
 
-    folder = tmp_path_factory.mktemp("reports")
 
-    def make(name: str):
+@pytest.fixture(scope="session")
+def runs(folder, workspace):
+    """A run by its name, made by the first who asks."""
+    known = {}
+
+    def get(name: str) -> Comparison:
+        path = folder / f"{name}.json"
+        with FileLock(folder / f"{name}.lock"):
+            if not path.exists():
+                RUNS[name](workspace, folder / name).save(path)
+        if name not in known:
+            known[name] = Comparison.load(path)
+        return known[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def files(folder, runs):
+    """The report of a run."""
+
+    def get(name: str):
         path = folder / f"{name}.html"
-        if not path.exists():
-            write_html(RUNS[name](), path)
+        run = runs(name)
+        with FileLock(folder / f"{name}.html.lock"):
+            if not path.exists():
+                write_html(run, path)
         return path
 
-    return make
+    return get
 
 
 class Opened:
@@ -65,15 +93,56 @@ class Opened:
         self.page.goto(path.as_uri())
         self.page.wait_for_selector("body[data-state=drawn]")
 
+    def find(self, selector: str):
+        return self.page.locator(f"main:not([hidden]) {selector}")
+
     def text(self, selector: str) -> str:
-        return self.page.locator(f"main:not([hidden]) {selector}").first.inner_text()
+        return self.find(selector).first.inner_text()
 
     def all(self, selector: str) -> list[str]:
-        return self.page.locator(f"main:not([hidden]) {selector}").all_inner_texts()
+        return self.find(selector).all_inner_texts()
 
     def press(self, *keys: str) -> None:
         for key in keys:
             self.page.keyboard.press(key)
+
+    def choose(self, site: str) -> None:
+        """Search for a site and open it."""
+        self.find(".search").fill(site)
+        self.find(f'.list li[title^="{site}: "]').click()
+
+    def chart(self, selector: str) -> dict[str, list]:
+        """Return what a chart plots: its columns by name, the horizontal axis under ``x``."""
+        return self.find(selector).first.evaluate(
+            "node => Object.fromEntries(node.chart.series.map((s, i) => [i ? s.label : 'x', [...node.chart.data[i]]]))"
+        )
+
+    def plot(self, title: str) -> dict[str, list]:
+        """Return what the chart of a site with this title plots."""
+        return self.chart(f'.charts > div:has(h4:text("{title}")) .plot')
+
+    def cell(self, step: int, site: int) -> dict[str, float]:
+        """Return where a cell of the heat map lies on the screen, scrolled into view."""
+        self.find(".chart-map").scroll_into_view_if_needed()
+        return self.find(".chart-map").evaluate(
+            """(node, [step, site]) => {
+                const box = node.getBoundingClientRect(), p = node.place;
+                return { x: box.x + p.left(site), y: box.y + p.top(step), width: p.step, height: p.row };
+            }""",
+            [step, site],
+        )
+
+    def restart(self) -> None:
+        """Come to the front, which is faster; show the whole list, and the result that the page opens with."""
+        self.page.bring_to_front()
+        self.find(".search").fill("")
+        self.find(".search").blur()
+        self.press("f")
+
+    def close(self) -> None:
+        self.page.close()
+        assert self.errors == []
+        assert [url for url in self.requests if not url.startswith(("file:", "data:"))] == []
 
 
 @pytest.fixture
@@ -87,6 +156,20 @@ def opened(browser, files):
 
     yield open_report
     for page in pages:
-        page.page.close()
-        assert page.errors == []
-        assert [url for url in page.requests if not url.startswith(("file:", "blob:", "data:"))] == []
+        page.close()
+
+
+@pytest.fixture(scope="session")
+def views(browser, files):
+    """Reports that stay open, for tests that look and choose; each finds them as they open."""
+    pages = {}
+
+    def get(name):
+        if name not in pages:
+            pages[name] = Opened(browser, files(name))
+        pages[name].restart()
+        return pages[name]
+
+    yield get
+    for page in pages.values():
+        page.close()

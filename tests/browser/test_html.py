@@ -1,263 +1,287 @@
-"""The HTML report in a real browser: every view, on runs that pass, fail, hold NaN, and are large."""
+"""Every view of the HTML report in a real browser, on real runs: one that passes, a fault, NaN, and a large one."""
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from dataclasses import dataclass, replace
+from importlib.metadata import version
+from urllib.parse import unquote, urlparse
 
+import numpy as np
 import pytest
-import torch
-from PIL import Image
+from safetensors.numpy import load_file
 
-from ditto_core.report.html import LIMIT, html_report, write_html
-from ditto_core.trace import TraceWriter
-from tests.comparisons import comparison, faulty, names, passing
+from ditto_core.compare.metrics import measure
+from ditto_core.report import text
+from ditto_core.report.html import LIMIT
+from tests.browser.pictures import black, blue, orange, pixels, share
+from tests.browser.runs import DOWN, RUNS
 
-BAD = "model.layers.1.mlp.down_proj"
-
-
-def pixels(page, selector: str) -> Counter[tuple[int, int, int]]:
-    """Take a screenshot of one element and count its colours."""
-    shot = page.locator(f"main:not([hidden]) {selector}").first.screenshot()
-    image = Image.open(io.BytesIO(shot)).convert("RGB")
-    return Counter(image.get_flattened_data() if hasattr(image, "get_flattened_data") else image.getdata())
+ROPE = "model.layers.1.self_attn:q_rope"
+LOCALIZED = ("faulty", "with_nan")
+DUMPED = ("passing", "faulty")
 
 
-def orange(color: tuple[int, int, int]) -> bool:
-    """Tell whether a colour is one of those above the bound."""
-    red, green, blue = color
-    return red > 90 and red > 1.4 * green and green > blue
-
-
-def blue(color: tuple[int, int, int]) -> bool:
-    """Tell whether a colour is one of those below the bound."""
-    red, green, blue = color
-    return blue > 120 and blue > 1.3 * red and green > red
-
-
-def share(counts: Counter[tuple[int, int, int]], of) -> float:
-    """Return which share of the pixels has a colour."""
-    return sum(n for color, n in counts.items() if of(color)) / counts.total()
-
-
-def test_passing_run_says_so_and_has_no_orange_cell(opened):
-    report = opened("passing")
-    assert report.text(".badge") == "✓ agrees"
-    assert report.text("h1").startswith("engine agrees: worst is")
-    colors = pixels(report.page, ".chart-map")
-    assert share(colors, blue) > 0.05
-    # The colour bar is the only place with orange.
-    assert share(colors, orange) < 0.01
-
-
-def test_faulty_run_opens_at_the_first_bad_site(opened):
-    report = opened("faulty")
-    assert report.text(".badge") == "✗ does not agree"
-    assert report.text("h1") == f"engine diverges at {BAD}, step 0: rel_l2 1.0e-02 > 4.0e-06 (4 x noise floor 1.0e-06)"
-    assert report.text(".panel h3") == f"{BAD}, step 0"
-    assert "models/tiny.py:" in report.text(".provenance")
-    assert report.text(".list li[aria-selected=true]").split() == ["✗", BAD, "2500"]
-    assert share(pixels(report.page, ".chart-map"), orange) > 0.015
-
-
-def test_states_show_without_their_colours(opened):
-    report = opened("faulty")
-    brown = pixels(report.page, ".chart-map")
-    plain, hatched = ((127, 59, 8), tuple(round(c * 0.58) for c in (127, 59, 8)))
-    near = {
-        name: sum(n for c, n in brown.items() if max(abs(a - b) for a, b in zip(c, want, strict=True)) < 8)
-        for name, want in (("plain", plain), ("hatched", hatched))
-    }
-    assert 0.5 < near["plain"] / near["hatched"] < 2
-
-
-def test_nan_run_names_where_it_begins(opened):
-    report = opened("with_nan")
-    assert report.text("h1").startswith("engine diverges at model.layers.0.mlp, step 1: rel_l2 inf")
-    assert "not finite: engine 1 NaN and 0 Inf, reference 0 NaN" in report.text(".verdict")
-    assert "! not finite" in report.text(".panel")
-    assert "[0, 1, 2, actual]" in report.text(".numbers")
-    assert report.text(".list li[aria-selected=true] .glyph") == "!"
-
-
-def test_large_run_stays_below_the_limit_and_shows_every_site(opened, files):
-    assert files("large").stat().st_size < LIMIT
-    report = opened("large")
-    assert report.page.locator(".list li").count() == 300
-    assert report.text(".panel h3") == "model.layers.21.self_attn.o_proj, step 1"
-    colors = pixels(report.page, ".chart-map")
-    assert share(colors, blue) > 0.1
-    assert share(colors, orange) > 0.1
-
-
-def test_large_run_says_which_details_it_left_out(opened):
-    report = opened("large")
-    report.page.locator(".search").fill("model.layers.3.self_attn.q_proj")
-    report.page.locator(".list li").first.click()
-    assert "Details of this result were left out" in report.text(".panel")
-    report.page.locator(".panel a").first.click()
-    assert "All metrics" in report.text(".panel")
-
-
-def test_keys_walk_through_sites_steps_and_failures(opened):
-    report = opened("faulty")
-    report.press("j")
-    assert report.text(".panel h3") == "model.layers.1.mlp, step 0"
-    report.press("l", "k")
-    assert report.text(".panel h3") == f"{BAD}, step 1"
-    report.press("p")
-    assert report.text(".panel h3") == "model.layers.1, step 0"
-    report.press("n")
-    assert report.text(".panel h3") == f"{BAD}, step 1"
-    report.press("f")
-    assert report.text(".panel h3") == f"{BAD}, step 0"
-    report.press("?")
-    assert report.page.locator("#help").is_visible()
-
-
-def test_search_finds_by_name_and_by_source_line(opened):
-    report = opened("faulty")
-    report.press("/")
-    report.page.keyboard.type("layers.1 q_proj")
-    assert [line.split()[1] for line in report.all(".list li")] == ["model.layers.1.self_attn.q_proj"]
-    report.page.locator(".search").fill("tiny.py:10 ")
-    report.press("Enter")
-    assert report.text(".panel h3") == "model.embed_tokens, step 0"
-    report.page.locator(".search").fill("")
-    report.page.locator(".failing").check()
-    assert len(report.all(".list li")) == 3
-
-
-def test_a_click_on_the_heat_map_opens_the_cell(opened):
-    report = opened("faulty")
-    heat = report.page.evaluate(
-        """() => {
-            const node = document.querySelector('.chart-map'), l = node._fullLayout, r = node.getBoundingClientRect();
-            return [r.x + l.xaxis._offset + l.xaxis.l2p(2), r.y + l.yaxis2._offset + l.yaxis2.l2p(1)];
-        }"""
-    )
-    report.page.mouse.click(*heat)
-    assert report.text(".panel h3") == f"{names(2)[2]}, step 1"
-
-
-def test_the_address_keeps_the_place(opened):
-    report = opened("faulty")
-    report.press("l", "j")
-    report.page.reload()
-    report.page.wait_for_selector("body[data-state=drawn]")
-    assert report.text(".panel h3") == "model.layers.1.mlp, step 1"
-
-
-def test_tokens_mark_flips_and_near_ties(opened):
-    report = opened("faulty")
-    assert report.all(".ids li")[:3] == ["0", "✗ 99 1", "≈ 99 2"]
-    assert report.page.locator(".ids li.flip").count() == 1
-    assert "1 of 3 agree, 1 flips, 1 near ties" in report.text("section.tokens")
-    assert "Hey <you>" in report.text("section.tokens")
-    assert report.page.locator(".chart-kl .scatterlayer .trace").count() == 2
-
-
-def test_charts_of_a_result(opened):
-    report = opened("faulty")
-    titles = report.all(".charts h4")
-    assert titles[0] == "|difference| of 64 elements"
-    assert titles[2:] == ["rel-L2 by position", "rel-L2 by row"]
-    assert "No tensors were kept" in report.text(".charts")
-    positions = report.page.locator(".charts > div").nth(2).locator(".bars path")
-    assert positions.count() == 4
+@pytest.fixture(params=RUNS)
+def name(request):
+    return request.param
 
 
 @pytest.fixture
-def dumped(tmp_path):
-    """A faulty comparison with a dump of the first bad site at step 0: 6,400 elements, one far off."""
-    run = faulty()
-    taps = [tap for tap in run.taps if tap.site == BAD]
-    reference = torch.linspace(-1, 1, 6400).reshape(2, 4, 800)
-    engine = reference.clone()
-    engine[1, 2, 3] = 40.0
-    for side, info, tensor in (("engine", run.engine, engine), ("reference", run.reference, reference)):
-        with TraceWriter(tmp_path / "dump" / side, info, taps) as writer:
-            writer.write_step({}, {}, {BAD: tensor})
-    path = tmp_path / "dumped.html"
-    write_html(replace(run, dump=str(tmp_path / "dump")), path)
-    return path
+def view(views, name):
+    return views(name)
 
 
-def test_scatter_says_how_much_it_shows(opened, dumped):
-    report = opened(dumped)
-    assert "of 6400 elements, drawn at random, and the 1 worst" in report.text(".charts > div:nth-child(2) h4")
-    assert report.page.locator(".charts > div:nth-child(2) .scatterlayer .trace").count() == 3
-    assert report.all(".elements td")[:2] == ["[1, 2, 3]", "40"]
-    assert report.text(".elements tr").startswith("index (batch, length, ·)")
+@pytest.fixture
+def run(runs, name):
+    return runs(name)
 
 
-def test_theme_follows_the_system_and_the_button(opened):
-    report = opened("passing")
-
-    def back() -> str:
-        return report.page.evaluate("getComputedStyle(document.body).backgroundColor")
-
-    light = back()
-    report.page.emulate_media(color_scheme="dark")
-    report.page.wait_for_selector("html[data-theme=dark]")
-    dark = back()
-    assert (light, dark) == ("rgb(255, 255, 255)", "rgb(18, 22, 27)")
-    report.page.locator("#theme").click()
-    assert back() == light
-    most = pixels(report.page, ".chart-map").most_common(1)[0][0]
-    assert most == (255, 255, 255)
+def start(run):
+    return run.first_bad or run.worst
 
 
-def test_print_is_light_and_leaves_the_controls_out(opened, tmp_path):
-    report = opened("faulty")
-    report.page.emulate_media(color_scheme="dark")
-    report.page.wait_for_selector("html[data-theme=dark]")
-    report.page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    report.page.emulate_media(media="print", color_scheme="dark")
-    assert report.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not report.page.locator("#theme").is_visible()
-    assert not report.page.locator(".search").first.is_visible()
-    assert report.page.locator("section.worst").is_visible()
-    assert report.page.pdf(format="A4").startswith(b"%PDF")
+def at_step(run, step):
+    return sorted((r for r in run.results if r.step == step), key=lambda r: r.order)
 
 
-@dataclass
-class NamedCause:
-    kind: str = "scaled_weight"
-    site: str = BAD
-    confidence: float = 0.97
-    evidence: tuple[str, ...] = ("the engine's output is 1.01 x the reference's <exactly>",)
-    next_step: str = "compare the weight with the checkpoint"
+def facts(view, title: str) -> dict[str, str]:
+    """Return one block of the overview, name by name."""
+    block = view.find("section.facts dl").filter(has_text=title)
+    names, lines = block.locator("dd > span:first-child").all_inner_texts(), block.locator("dd").all_inner_texts()
+    return dict(zip(names, lines, strict=True))
 
 
-def test_causes_are_shown_with_their_evidence(opened, tmp_path):
-    run = faulty()
-    object.__setattr__(run, "causes", (NamedCause(),))
-    path = tmp_path / "cause.html"
-    path.write_text(html_report(run))
-    shown = opened(path).text(".causes")
-    assert "scaled_weight at" in shown
-    assert "confidence 97 %" in shown
-    assert "1.01 x the reference's <exactly>" in shown
-    assert "next: compare the weight with the checkpoint" in shown
+def test_overview_has_verdict_sides_versions_tolerance_and_observer_check(view, run, name):
+    assert view.text(".badge") == ("✓ agrees" if name == "passing" else "✗ does not agree")
+    assert view.text("h1") == text.headline(run)
+    engine, reference = facts(view, "Engine:"), facts(view, "Reference:")
+    assert version("onnxruntime") in engine["onnxruntime"]
+    assert run.engine.dtype in engine["dtype"]
+    assert "CPUExecutionProvider" in engine["provider"]
+    library = "onnxruntime" if name == "large" else "torch"
+    assert version(library).split("+")[0] in reference[library]
+    tolerance = facts(view, "Tolerance")
+    assert "4 x noise floor" in tolerance["factor"]
+    said = "none, the engine without taps gives the same outputs" if name in DUMPED else "not measured"
+    assert said in tolerance["watching"]
 
 
-def test_several_comparisons_in_one_page(opened, tmp_path):
-    path = tmp_path / "both.html"
-    write_html({"t.py::test_a": passing(), "t.py::test_b": faulty()}, path)
-    report = opened(path)
-    assert report.text(".badge") == "✓ agrees"
-    report.page.locator("#runs").select_option(label="✗ t.py::test_b")
-    assert report.text(".badge") == "✗ does not agree"
-    assert report.text(".panel h3") == f"{BAD}, step 0"
-    assert "pytest 't.py::test_b'" in report.text(".notes")
+def test_overview_counts_every_result(view, run):
+    counted = facts(view, "Compared")
+    assert f" {len(run.sites)}" in counted["sites"].replace("\n", " ")
+    kinds = ("within", "explained", "healed", "diverged", "not finite")
+    assert sum(int(counted[kind].split()[-1]) for kind in kinds if kind in counted) == len(run.results)
 
 
-def test_a_run_of_one_step_without_tokens(opened, tmp_path):
-    path = tmp_path / "one.html"
-    run = comparison(("conv", "linear"), 1, lambda step, i: 0.0, tokens=False)
-    write_html(replace(run, missing={"pool": "the engine has no such output"}), path)
-    report = opened(path)
-    assert "This run generated no tokens." in report.text("section.tokens")
-    assert "the engine has no such output" in report.text("section.worst")
+def test_fault_says_where_it_is_and_how_large(views, runs):
+    view, bad = views("faulty"), runs("faulty").first_bad
+    assert (bad.site, bad.step) == (DOWN, 0)
+    assert "modeling_llama.py:" in view.text(".verdict")
+    assert "self.gate_proj" in view.text(".verdict")
+    assert "scale 1.01000" in view.text(".verdict")
+    assert "not finite: engine 8 NaN and 0 Inf, reference 0 NaN and 0 Inf of 512" in views("with_nan").text(".verdict")
+
+
+COLORS = {
+    "passing": (blue, orange, black),
+    "faulty": (blue, orange),
+    "with_nan": (blue, black),
+    "large": (blue, orange),
+}
+"""What the cells are, and for a run that passes what they are not."""
+
+
+def test_heat_map_has_the_colours_of_the_run(view, name):
+    colors = pixels(view.find(".chart-map"))
+    here, *others = COLORS[name]
+    assert share(colors, here) > 0.2
+    for color in others:
+        assert share(colors, color) < 0.01 if name == "passing" else share(colors, color) > 0.02
+
+
+def test_heat_map_has_a_cell_for_every_site_and_step(view, run):
+    view.find(".chart-map").scroll_into_view_if_needed()
+    for result in (run.results[0], run.results[-1], start(run)):
+        cell = view.cell(result.step, run.sites.index(result.site))
+        view.page.mouse.move(cell["x"] + cell["width"] / 2, cell["y"] + cell["height"] / 2)
+        assert view.text(".tip").startswith(f"{result.site}\nstep {result.step}: ")
+    view.page.mouse.move(2, 2)
+    assert view.find(".chart-map").evaluate("node => Math.round(node.place.inner / node.place.step)") == len(run.sites)
+
+
+def test_error_along_the_depth_has_bound_and_noise_floor(view, run, name):
+    shown = view.chart(".chart-depth")
+    results = at_step(run, start(run).step)
+    assert shown["x"] == list(range(len(results)))
+    plain = [i for i, r in enumerate(results) if 1e-9 < r.metrics.rel_l2 < 1]
+    assert len(plain) > len(results) / 4
+    assert [shown["error"][i] for i in plain] == pytest.approx([results[i].metrics.rel_l2 for i in plain], rel=1e-5)
+    assert [shown["bound"][i] for i in plain] == pytest.approx([results[i].verdict.bound for i in plain], rel=1e-5)
+    floors = [None if r.floor is None else pytest.approx(max(r.floor, 1e-14), rel=1e-5) for r in results]
+    assert name == "large" or [shown["noise floor"][i] for i in plain] == [floors[i] for i in plain]
+
+
+def test_local_error_is_drawn_where_it_was_measured(view, run, name):
+    shown = view.chart(".chart-depth")
+    assert ("local error" in shown) == (name in LOCALIZED)
+    if name == "faulty":
+        assert shown["local error"][run.sites.index(DOWN)] == pytest.approx(0.01, rel=1e-3)
+        after = shown["local error"][run.sites.index(DOWN) + 1 :]
+        assert max(v for v in after if v is not None) < 1e-5
+
+
+def test_site_opens_at_the_first_bad_one_with_its_names(view, run, name):
+    shown = start(run)
+    tap = run.tap_of[shown.site]
+    view.choose(shown.site)
+    assert view.text(".panel h3") == f"{shown.site}, step {shown.step}"
+    said = view.text(".provenance")
+    assert tap.source
+    assert "modeling_llama.py:" in tap.source
+    for fact in (tap.source, tap.value, tap.fx_node, tap.module_class, tap.dtype):
+        assert fact in said
+    assert view.text(".list li[aria-selected=true]").split()[1] == shown.site
+    assert view.text(".list li[aria-selected=true] .glyph") == {"passing": "✓", "with_nan": "!"}.get(name, "✗")
+
+
+def test_histogram_counts_every_element(view, run, name):
+    shown = start(run)
+    view.choose(shown.site)
+    counts = view.plot("|difference|")["elements"]
+    lost = shown.metrics.nan_actual if name == "with_nan" else 0
+    assert sum(counts) == shown.metrics.count - lost
+    assert view.text(".charts h4") == f"|difference| of {shown.metrics.count} elements"
+
+
+def tensor_of(tensors, site: str) -> np.ndarray:
+    """Return a tap of a dumped step."""
+    (found,) = (value for key, value in tensors.items() if key.removeprefix("taps/") == site)
+    return found.astype(np.float64)
+
+
+@pytest.mark.parametrize("name", DUMPED)
+def test_scatter_and_worst_elements_are_those_of_the_dump(views, runs, folder, name):
+    view, shown = views(name), start(runs(name))
+    view.choose(shown.site)
+    files = (folder / name / "dump" / side / f"step{shown.step}.safetensors" for side in ("engine", "reference"))
+    engine, reference = (tensor_of(load_file(file), shown.site) for file in files)
+    difference = engine - reference
+    worst = np.unravel_index(np.abs(difference).argmax(), difference.shape)
+    index, left, right, off = view.all(".elements tr:nth-child(2) td")
+    assert index == f"[{', '.join(map(str, worst))}]"
+    assert (float(left), float(right)) == pytest.approx((engine[worst], reference[worst]), rel=1e-7)
+    assert float(off) == pytest.approx(difference[worst], rel=1e-2)
+    title = view.text(".charts > div:nth-child(2) h4")
+    points = view.plot("engine against reference")
+    assert title == f"engine against reference: all {shown.metrics.count} elements"
+    assert len([v for v in points["engine"] if v is not None]) == shown.metrics.count
+    assert len([v for v in points["worst"] if v is not None]) == 10
+
+
+@pytest.mark.parametrize("name", ["with_nan", "large"])
+def test_without_a_dump_the_metrics_name_the_worst_elements(views, runs, name):
+    view, shown = views(name), start(runs(name))
+    view.choose(shown.site)
+    assert "No tensors were kept" in view.text(".charts")
+    rows = view.all(".elements tr")
+    if name == "with_nan":
+        assert rows[1].split("\t")[:2] == ["[0, 0, 3]", "not finite"]
+    assert any(f"[{', '.join(map(str, shown.metrics.max_abs_index))}]" in row for row in rows)
+
+
+def test_error_by_position_row_and_head(view, run, name):
+    result = next(r for r in run.results if r.site == ROPE and r.step == 0)
+    view.choose(ROPE)
+    view.press(*"h" * start(run).step)
+    for kind in ("position", "row", "head"):
+        values = getattr(result.metrics, f"by_{kind}")
+        found = view.find(f'.charts > div:has(h4:text("rel-L2 by {kind}"))').count()
+        assert found == (len(values) > 1)
+        if found and min(values) > 1e-12:
+            assert view.plot(f"rel-L2 by {kind}")["rel-L2"] == pytest.approx(values, rel=1e-4)
+    assert len(result.metrics.by_head) == 4
+    assert len(result.metrics.by_position) in (5, 8)
+
+
+MARKS = {"passing": (3, 0, 1), "faulty": (7, 1, 0), "with_nan": (0, 8, 0), "large": (128, 0, 0)}
+"""Tokens that agree, flips and near ties; the runs are deterministic."""
+
+
+def test_tokens_mark_flips_and_near_ties(view, run, name):
+    shown = Counter(mark[0] if mark[0] in "✗≈" else "=" for mark in view.all(".ids li"))
+    assert (shown["="], shown["✗"], shown["≈"]) == MARKS[name]
+    assert sum(len(row.flips) for row in run.tokens) == MARKS[name][1]
+    if name == "passing":
+        assert view.all(".ids li")[0].split() == ["≈", "7", str(run.tokens[0].reference[0])]
+        assert view.find(".ids li.near-tie").first.get_attribute("title").endswith("(near tie)")
+
+
+def test_kl_divergence_by_step(view, run, name):
+    if name == "with_nan":
+        assert "The logits of 4 of 4 steps are not finite" in view.text("section.tokens")
+        assert view.find(".chart-kl").count() == 0
+        return
+    shown = view.chart(".chart-kl")
+    assert shown["mean"] == pytest.approx([m.kl_mean for m in run.logits], rel=1e-4)
+    assert shown["largest"] == pytest.approx([m.kl_max for m in run.logits], rel=1e-4)
+    assert view.find(".tokens details tbody tr").count() == run.steps
+
+
+def test_cause_is_shown_with_its_evidence(views):
+    scaled = views("faulty").text(".causes")
+    for part in (f"weight scaled at {DOWN}", "confidence 99 %", "output = 1.01 x expected", "next: compare the scale"):
+        assert part in scaled
+    lost = views("with_nan").text(".causes")
+    assert f"weights not finite at {DOWN}" in lost
+    assert "1 of 64 output channels are NaN or Inf for every token" in lost
+    assert [views(name).find(".causes").count() for name in ("passing", "large")] == [0, 0]
+
+
+def test_links_lead_to_the_dump_and_to_the_repro(view, run, name):
+    def target(selector):
+        return unquote(urlparse(view.find(selector).first.evaluate("a => a.href")).path)
+
+    assert view.find("a.dump").count() == (name in DUMPED)
+    assert view.find("a.repro").count() == (name == "faulty")
+    if name in DUMPED:
+        assert target("a.dump").rstrip("/") == run.dump
+    if name == "faulty":
+        assert target("a.repro").rstrip("/") == run.repros[DOWN]
+        assert DOWN in view.text("section.facts")
+    if name in ("with_nan", "large"):
+        assert f'ditto.save_repro("{DOWN}", "repro")' in view.text(".notes")
+
+
+def test_worst_sites_lead_to_their_results(view, run):
+    rows = view.find(".worst table").first.locator("tbody tr")
+    shown = [row.split("\t") for row in rows.all_inner_texts()]
+    worst = list(dict.fromkeys(r.site for r in run))[:20]
+    assert [row[4] for row in shown] == worst
+    fails = Counter(r.site for r in run.failures)
+    assert [row[2] for row in shown] == [f"{fails[site]} of {run.steps}" for site in worst]
+    rows.nth(3).locator("a").click()
+    assert view.text(".panel h3") == f"{worst[3]}, step {shown[3][3]}"
+
+
+def test_file_stays_below_the_limit(files, name):
+    assert files(name).stat().st_size < LIMIT / 10
+
+
+def test_large_run_says_which_details_it_left_out(views, runs):
+    view, run = views("large"), runs("large")
+    assert (len(run.sites) >= 300, run.steps) == (True, 64)
+    assert view.find(".list li").count() == len(run.sites)
+    view.choose("model.embed_tokens")
+    view.press("l", "l", "l")
+    assert "Details of this result were left out" in view.text(".panel")
+    view.find(".panel a").first.click()
+    assert "All metrics" in view.text(".panel")
+
+
+def test_metrics_of_a_site_are_all_there(views, runs):
+    result = runs("faulty").first_bad
+    views("faulty").choose(DOWN)
+    shown = dict(row.split("\n") for row in views("faulty").all(".numbers > div"))
+    named = set(measure.__globals__["Metrics"].__dataclass_fields__) - {"histogram", "by_row", "by_position", "by_head"}
+    assert named <= set(shown)
+    assert float(shown["cosine"]) == pytest.approx(result.metrics.cosine, rel=1e-3)

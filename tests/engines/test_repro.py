@@ -58,6 +58,7 @@ def test_a_scaled_projection_is_one_operator_and_fails_by_the_same_number(faulty
     assert repro.rel_l2 == pytest.approx(0.01, rel=1e-3)
     assert repro.rerun == pytest.approx(0.01, rel=1e-3)
     assert repro.expected_from == "eager Linear in float64"
+    assert pair.comparisons[-1].repros == {site: str(tmp_path / "repro")}
     assert repro.size < 200_000
     done = run_test(tmp_path / "repro")
     assert done.returncode == 1

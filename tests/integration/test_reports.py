@@ -97,3 +97,13 @@ def test_annotations_are_left_to_a_plugin_that_writes_them(project, monkeypatch)
     result = project.runpytest_inprocess("-p", "pytest_github_actions_annotate_failures")
     result.assert_outcomes(failed=1)
     assert not [line for line in result.outlines if line.startswith("::error ")]
+
+
+def test_verbose_shows_every_site_and_passing_comparisons_too(project):
+    project.makepyfile(test_a=AGREES, test_b=EXACT)
+    short = project.runpytest_inprocess("-rA")
+    assert short.stdout.str().count("rel_l2 by depth at step") == 1
+    short.stdout.fnmatch_lines(["margin *fails *worst step *site*", "*! * of * rel_l2 *"])
+    long = project.runpytest_inprocess("-v", "-rA")
+    assert long.stdout.str().count("rel_l2 by depth at step") == 2
+    assert "more site" not in long.stdout.str()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -18,6 +19,7 @@ from markdown_it import MarkdownIt
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
+import ditto_core.report
 from ditto_core.cli import application
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.metrics import Metrics
@@ -122,8 +124,9 @@ def markdown_table(text: str) -> list[list[str]]:
 
 def test_markdown_table_is_read_by_a_markdown_parser():
     rows = markdown_table(markdown(faulty(), rows=4))
-    assert rows[0][:3] == ["error / bound", "step", "site"]
-    assert rows[1] == ["2.5e+03 !", "0", BAD, "rel_l2 1.0e-02", "4.0e-06", f"{3e-6:.1e}", "4 x noise floor 1.0e-06"]
+    assert rows[0][:3] == ["error / bound", "fails", "worst step"]
+    numbers = ["rel_l2 1.0e-02", "4.0e-06", f"{3e-6:.1e}", "4 x noise floor 1.0e-06"]
+    assert rows[1] == ["2.5e+03 !", "3 of 3", "0", BAD, *numbers]
     assert len(rows) == 5
 
 
@@ -148,23 +151,24 @@ def test_annotation_escapes_what_workflow_commands_use():
     )
 
 
-def test_overlay_has_model_explorers_form():
-    (graph,) = overlay(faulty()).items()
-    assert graph[0] == "main_graph"
-    results = graph[1]["results"]
-    bad = next(tap.value for tap in faulty().taps if tap.site == BAD)
-    assert results[bad]["value"] == pytest.approx(2500)
-    assert results["value_0"]["value"] == pytest.approx(0.125)
-    assert [t["value"] for t in graph[1]["thresholds"]] == sorted(t["value"] for t in graph[1]["thresholds"])
+def test_overlay_is_keyed_as_the_onnx_adapter_calls_graph_and_nodes(model):
+    adapter = pytest.importorskip("model_explorer_onnx.main", reason="model-explorer-onnx is not installed")
+    (graph,) = adapter.ONNXAdapter().convert(str(model), {})["graphs"]
+    ((name, data),) = overlay(faulty(), model).items()
+    assert name == graph.id == "mine"
+    assert set(data["results"]) == {"first", "second"} <= {node.id for node in graph.nodes}
+    assert data["results"]["first"]["value"] == pytest.approx(0.125)
+    assert data["results"]["second"]["value"] == pytest.approx(2500)
+    assert [t["value"] for t in data["thresholds"]] == sorted(t["value"] for t in data["thresholds"])
 
 
-def test_overlay_is_strict_json_where_the_margin_is_infinite():
-    json.dumps(overlay(with_nan()), allow_nan=False)
+def test_overlay_is_strict_json_where_the_margin_is_infinite(model):
+    json.dumps(overlay(with_nan(), model), allow_nan=False)
 
 
-def test_overlay_is_read_by_model_explorer():
+def test_overlay_is_read_by_model_explorer(model):
     builder = pytest.importorskip("model_explorer.node_data_builder", reason="ai-edge-model-explorer is not installed")
-    ((graph, data),) = overlay(faulty()).items()
+    ((graph, data),) = overlay(faulty(), model).items()
     read = builder.ModelNodeData(
         {
             graph: builder.GraphNodeData(
@@ -180,8 +184,12 @@ def test_overlay_is_read_by_model_explorer():
 
 @pytest.fixture
 def model(tmp_path):
-    """An ONNX file that computes ``value_0`` and ``other``."""
-    nodes = [helper.make_node("Relu", ["x"], ["value_0"]), helper.make_node("Relu", ["value_0"], ["other"])]
+    """An ONNX file that computes ``value_0``, :data:`BAD`'s tensor and ``other``; the first two nodes have names."""
+    bad = next(tap.value for tap in faulty().taps if tap.site == BAD)
+    chain = itertools.pairwise(("x", "value_0", bad, "other"))
+    nodes = [helper.make_node("Relu", [source], [result]) for source, result in chain]
+    nodes[0].name, nodes[1].name = "first", "second"
+    nodes[0].metadata_props.add(key="pkg.torch.onnx.fx_node", value="long")
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "other")]
     graph = helper.make_graph(nodes, "mine", values[:1], values[1:])
     path = tmp_path / "model.onnx"
@@ -191,14 +199,18 @@ def model(tmp_path):
 
 def test_onnx_metadata_is_read_back_by_onnx(tmp_path, model):
     out = tmp_path / "annotated.onnx"
-    assert annotate_onnx(faulty(), model, out) == 1
+    assert annotate_onnx(faulty(), model, out) == 2
+    assert annotate_onnx(faulty(), out, out) == 2, "what was there is replaced"
     read = onnx.load(str(out))
     onnx.checker.check_model(read)
-    first, second = ({p.key: p.value for p in node.metadata_props} for node in read.graph.node)
+    first, second, third = ({p.key: p.value for p in node.metadata_props} for node in read.graph.node)
+    assert next(iter(first)) == "ditto_site"
+    assert len(read.graph.node[0].metadata_props) == len(first)
     assert first["ditto_site"] == "model.embed_tokens"
     assert first["ditto_margin"] == "0.125"
-    assert second == {}
-    assert [*overlay(faulty(), model)] == ["mine"]
+    assert first["pkg.torch.onnx.fx_node"] == "long"
+    assert second["ditto_site"] == BAD
+    assert third == {}
 
 
 def test_onnx_of_another_model_is_refused(tmp_path, model):
@@ -206,6 +218,8 @@ def test_onnx_of_another_model_is_refused(tmp_path, model):
     run = replace(run, taps=(replace(run.taps[0], value="nowhere"),))
     with pytest.raises(UsageError, match="computes none of the 1 tensors"):
         annotate_onnx(run, model, tmp_path / "out.onnx")
+    with pytest.raises(UsageError, match="computes none of the 1 tensors"):
+        overlay(run, model)
 
 
 def test_figure_shows_error_and_heat_map(run):
@@ -314,6 +328,14 @@ def test_command_writes_every_form(tmp_path, model, monkeypatch):
         assert (tmp_path / name).stat().st_size > 0
 
 
+@pytest.mark.parametrize("option", ["--overlay", "--onnx"])
+def test_what_lies_on_the_graph_needs_the_graph(tmp_path, option):
+    faulty().save(tmp_path / "run.json")
+    result = CliRunner().invoke(application(), ["report", str(tmp_path / "run.json"), option, str(tmp_path / "out")])
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception) == f"{option} needs --model FILE: the ONNX file that the engine was built from"
+
+
 def test_command_without_options_prints_the_table(tmp_path):
     faulty().save(tmp_path / "run.json")
     result = CliRunner().invoke(application(), ["report", str(tmp_path / "run.json")])
@@ -327,3 +349,11 @@ def test_example_of_the_page_reads_a_json_report(tmp_path, monkeypatch, capsys):
     write_report("json", {"t.py::test": faulty()}, tmp_path / "run.json")
     exec(compile(example, "docs/reports.md", "exec"), {})
     assert capsys.readouterr().out == f"t.py::test False {BAD} rel_l2 1.0e-02 > 4.0e-06 (4 x noise floor 1.0e-06)\n"
+
+
+def test_the_chart_library_is_what_its_readme_says():
+    folder = Path(ditto_core.report.__file__).parent / "assets" / "uplot"
+    sums = dict(re.findall(r"^\| (\S+\.\w+) \| ([0-9a-f]{64}) \|$", (folder / "README.md").read_text(), re.MULTILINE))
+    assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in sums} == sums
+    assert set(sums) == {"uPlot.iife.min.js", "uPlot.min.css"}
+    assert "MIT" in (folder / "LICENSE").read_text()

@@ -1,11 +1,21 @@
 """A comparison as text. The numbers are worked out by hand: bounds are 4 times a floor of 1e-3."""
 
 import math
+import re
 
 import pytest
 
 from ditto_core.compare.comparison import Comparison, ObserverEffect, TokenResult
-from ditto_core.report.text import BARS, failure_message, headline, sparkline, summary_line, table, token_message
+from ditto_core.report.text import (
+    BARS,
+    failure_message,
+    headline,
+    site_rows,
+    sparkline,
+    summary_line,
+    table,
+    token_message,
+)
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
 DOWN, BLOCK, ROPE, HEAD = "model.layers.0.mlp.down_proj", "model.layers.0", SITES[0], "lm_head"
@@ -69,9 +79,14 @@ def test_the_table_is_worst_first_and_says_what_it_leaves_out():
     text = table(compared(INHERITED), rows=4).splitlines()
     assert text[0] == summary_line(compared(INHERITED))
     assert text[1].startswith("rel_l2 by depth at step 0, 2e-03 to 4e-01:")
-    assert text[2].split() == ["margin", "step", "site", "value", "bound", "max", "abs", "rule"]
-    assert [line.split()[:2] for line in text[3:7]] == [["250", "healed"], ["100", "!"], ["10", "!"], ["5", "!"]]
-    assert text[7] == "and 8 more with smaller margins"
+    assert text[2].split("  ")[0] == "margin"
+    assert [re.split(r"  +", line)[:4] for line in text[3:7]] == [
+        ["250 healed", "0 of 2", "1", ROPE],
+        ["100 !", "1 of 2", "0", DOWN],
+        ["10 !", "1 of 2", "0", BLOCK],
+        ["5 !", "1 of 2", "0", HEAD],
+    ]
+    assert text[7] == "and 2 more sites with smaller margins"
     assert len({line.index("rel_l2") for line in text[3:7]}) == 1, "columns are aligned"
 
 
@@ -79,6 +94,14 @@ def test_the_sparkline_is_logarithmic():
     assert sparkline([1e-7, 1e-3, 1e0]) == BARS[0] + BARS[4] + BARS[7]
     assert sparkline([0.0, 1.0, math.inf, math.nan]) == " " + BARS[7] + "!!"
     assert sparkline([]) == ""
+
+
+def test_a_site_has_one_row_whose_worst_step_fails_where_any_does():
+    run = compared({(0, ROPE): 4e-2, (1, ROPE): 8e-3, (1, SITES[2]): 8e-3, (1, BLOCK): 8e-3}, steps=3)
+    row = next(row for row in site_rows(run) if row.worst.site == ROPE)
+    assert [r.healed for r in run.results if r.site == ROPE] == [True, False, False]
+    assert (row.worst.step, row.failed, row.steps) == (1, 1, 3)
+    assert len(table(run, rows=6).splitlines()) == 3 + 6
 
 
 @pytest.mark.parametrize("count", [60, 61, 1000])

@@ -5,11 +5,10 @@
   const GLYPHS = [" ", "✓", "≈", "○", "✗", "!"];
   // Which quarters of a cell are dark: a state shows without its colour.
   const PATTERNS = { [EXPLAINED]: [1, 0, 1, 0], [HEALED]: [1, 1, 0, 0], [DIVERGED]: [1, 0, 0, 1], [NONFINITE]: [1, 1, 1, 1] };
-  const SCALE = [[0, "#08519c"], [0.25, "#4393c3"], [0.4999, "#d1e5f0"], [0.5, "#fee0b6"], [0.75, "#e08214"], [1, "#7f3b08"]];
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
   const current = { run: 0, site: 0, step: 0 };
-  let runs = [], plotly = null, forced = "";
+  let runs = [], forced = "";
 
   function bytes(text) {
     if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -18,11 +17,7 @@
     return out;
   }
   const floats = (text) => new Float32Array(bytes(text).buffer);
-  const unpacked = (id) => new Response(new Blob([bytes($(id).textContent)]).stream().pipeThrough(new DecompressionStream("gzip")), { headers: { "Content-Type": "text/javascript" } });
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const num = (v, digits = 3) => v === null || v === undefined || Number.isNaN(v) ? "–" : typeof v !== "number" ? String(v)
-    : !Number.isFinite(v) ? (v > 0 ? "inf" : "-inf") : v === 0 ? "0" : Number.isInteger(v) && Math.abs(v) < 1e7 ? String(v)
-    : Math.abs(v) >= 10 ** digits && Math.abs(v) < 1e5 ? String(Math.round(v)) : Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 ? v.toPrecision(digits + 1) : v.toExponential(digits - 1);
+  const unpacked = (id) => new Response(new Blob([bytes($(id).textContent)]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
   const el = (tag, text = "", cls = "") => { const e = document.createElement(tag); e.textContent = text; if (cls) e.className = cls; return e; };
   const plain = (v) => typeof v === "string" && ["nan", "inf", "-inf"].includes(v) ? { nan: NaN, inf: Infinity, "-inf": -Infinity }[v] : v;
 
@@ -48,94 +43,96 @@
   const root = () => $(`main[data-run="${current.run}"]`);
   const at = (step = current.step, site = current.site) => step * run().width + site;
 
-  // Charts
-  function layout(extra) {
-    const front = css("--front"), line = css("--line");
-    const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
-    const merged = { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: front, size: 11 }, margin: { l: 58, r: 12, t: 8, b: 36 }, showlegend: false, dragmode: "zoom", ...extra };
-    for (const name of Object.keys(merged)) if (/^[xy]axis/.test(name)) merged[name] = { ...axis, ...merged[name] };
-    return merged;
-  }
-  const CONFIG = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
-  const draw = (node, traces, extra) => plotly.react(node, traces, layout(extra), CONFIG);
+  // Overview charts
+  const { css, heat, logged, num, plot } = Charts;
+  const whole = (u, low, high) => (low === u.data[0][0] && high === u.data[0].at(-1) ? [low - 0.5, high + 0.5] : [low, high]);
 
-  const steps = (count) => Math.max(1, Math.ceil(count / 12));
-  const wide = (values) => [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)) + 0.01)];
-
-  function logged(values, all = values) {
-    const finite = all.filter((v) => v > 0 && Number.isFinite(v));
-    const low = finite.length ? Math.min(...finite) / 3 : 1e-9, high = finite.length ? Math.max(...finite) * 3 : 1;
-    return values.map((v) => (v === null ? null : v === 0 ? low : Number.isFinite(v) ? v : high));
-  }
-
-  function depthTraces(r) {
-    const { error, bound, floor, local, value } = r.columns, x = r.sites.map((_, i) => i), step = current.step;
-    const pick = (column) => x.map((i) => (r.state[at(step, i)] === MISSING || Number.isNaN(column[at(step, i)]) ? null : column[at(step, i)]));
-    const errors = pick(error), bounds = pick(bound).map((b, i) => (error[at(step, i)] === value[at(step, i)] && Number.isFinite(b) ? b : null));
-    const states = x.map((i) => r.state[at(step, i)]);
-    const floors = pick(floor), everything = [...errors, ...bounds, ...floors];
-    const trace = (name, y, more) => ({ name, x, y: logged(y, everything), customdata: y.map((v) => num(v)), type: "scatter", xaxis: "x", yaxis: "y", mode: "lines", hovertemplate: `${name} %{customdata}<extra></extra>`, ...more });
-    const traces = [
-      trace("noise floor", floors, { line: { dash: "dot", color: css("--dim"), width: 1.5 } }),
-      trace("bound", bounds, { line: { dash: "dash", color: css("--good"), width: 1.5 } }),
-      trace("error", errors, {
-        mode: "lines+markers", text: x.map((i) => r.sites[i].site), hovertemplate: "%{text}<br>error %{customdata}<extra></extra>",
-        line: { color: css("--front"), width: 1.5 },
-        marker: { size: states.map((s) => (s >= HEALED ? 8 : 4)), symbol: states.map((s) => ({ [HEALED]: "circle-open", [DIVERGED]: "x", [NONFINITE]: "star" })[s] || "circle"), color: states.map((s) => (s >= HEALED ? css("--bad") : css("--front"))) },
-      }),
-    ];
-    const locals = pick(local);
-    if (locals.some((v) => v !== null)) traces.push(trace("local error", locals, { mode: "markers", marker: { symbol: "diamond-open", size: 7, color: css("--mark") } }));
-    return traces;
+  function drawDepth() {
+    const r = run(), node = $(".chart-depth", root()), step = current.step, x = r.sites.map((_, i) => i);
+    if (!r.width) return;
+    const { error, bound, floor, local, value } = r.columns;
+    const pick = (column, fits = () => true) => x.map((i) => (r.state[at(step, i)] === MISSING || Number.isNaN(column[at(step, i)]) || !fits(at(step, i)) ? null : column[at(step, i)]));
+    // A bound on another metric than rel-L2 has no place on this axis.
+    const raw = { floor: pick(floor), bound: pick(bound, (i) => error[i] === value[i] && Number.isFinite(bound[i])), error: pick(error), local: pick(local) };
+    const all = Object.values(raw).flat(), measured = raw.local.some((v) => v !== null), y = (name) => logged(raw[name], all);
+    plot(node, {
+      height: 250, log: true, bare: true, xrange: whole, view: r.view, legend: $(".depth-legend", root()), x: "site", y: `rel-L2 at step ${step}`, full: (i) => r.sites[i].site,
+      data: [x, y("floor"), y("bound"), y("error"), ...(measured ? [y("local")] : [])],
+      series: [
+        { label: "noise floor", color: "--dim", dash: [2, 4], width: 2, raw: raw.floor },
+        { label: "bound", color: "--good", dash: [8, 5], raw: raw.bound },
+        { label: "error", color: "--front", raw: raw.error },
+        ...(measured ? [{ label: "local error", color: "--mark", dots: "open", size: 6, raw: raw.local }] : []),
+      ],
+      marks: (u) => marks(u, r, y("error")),
+      zoomed: (low, high) => { if (r.view?.[0] !== low || r.view?.[1] !== high) { r.view = [low, high]; $(".chart-map", root()).redraw?.(); } },
+      ready: (u) => { u.over.onclick = () => { if (u.cursor.idx !== null) select(current.step, u.cursor.idx); }; },
+    });
   }
 
-  function heatTraces(r) {
-    const z = [], text = [], dark = [], half = (k) => -0.25 + 0.5 * k;
-    for (let t = 0; t < r.steps; t++) {
-      const zs = [], ts = [], above = [], below = [];
-      for (let s = 0; s < r.width; s++) {
-        const i = t * r.width + s, m = r.columns.margin[i], p = PATTERNS[r.state[i]] || [0, 0, 0, 0], ink = r.state[i] === NONFINITE ? 2 : 1;
-        zs.push(r.state[i] === MISSING ? null : Math.max(-2, Math.min(2, Number.isNaN(m) ? 2 : Math.log10(m))));
-        ts.push(`${r.sites[s].site}<br>step ${t}: ${NAMES[r.state[i]]}, ${num(m)} x bound`);
-        above.push(p[0] * ink || null, p[1] * ink || null); below.push(p[2] * ink || null, p[3] * ink || null);
-      }
-      z.push(zs); text.push(ts); dark.push(above, below);
-    }
-    const bar = { len: 0.55, y: 0, yanchor: "bottom", thickness: 12, tickvals: [-2, -1, 0, 1, 2], ticktext: ["≤ 0.01", "0.1", "1", "10", "≥ 100"], title: { text: "error / bound", side: "right" } };
-    return [
-      { type: "heatmap", z, text, hovertemplate: "%{text}<extra></extra>", zmin: -2, zmax: 2, colorscale: SCALE, colorbar: bar, xaxis: "x", yaxis: "y2" },
-      { type: "heatmap", z: dark, x: [...Array(2 * r.width).keys()].map(half), y: [...Array(2 * r.steps).keys()].map(half), zmin: 1, zmax: 2, colorscale: [[0, "rgba(0,0,0,.42)"], [1, "#000"]], showscale: false, hoverinfo: "skip", xaxis: "x", yaxis: "y2" },
-    ];
+  function marks(u, r, y) {
+    const pen = u.ctx, ratio = Charts.FINE, shape = { [HEALED]: "□", [DIVERGED]: "✕", [NONFINITE]: "✱" };
+    pen.save();
+    pen.beginPath(); pen.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height); pen.clip();
+    pen.textAlign = "center"; pen.textBaseline = "middle"; pen.font = `bold ${12 * ratio}px system-ui, sans-serif`;
+    y.forEach((v, i) => {
+      if (v === null) return;
+      const px = u.valToPos(i, "x", true), py = u.valToPos(v, "y", true), sign = shape[r.state[at(current.step, i)]];
+      pen.fillStyle = css(sign ? "--bad" : "--front");
+      if (sign) pen.fillText(sign, px, py);
+      else if (r.width < 150) { pen.beginPath(); pen.arc(px, py, 2.2 * ratio, 0, 7); pen.fill(); }
+    });
+    const here = u.valToPos(current.site, "x", true);
+    pen.strokeStyle = css("--dim"); pen.lineWidth = ratio; pen.beginPath(); pen.moveTo(here, u.bbox.top); pen.lineTo(here, u.bbox.top + u.bbox.height); pen.stroke();
+    pen.restore();
   }
-
-  const cursor = () => [{ type: "rect", xref: "x", yref: "y2", x0: current.site - 0.5, x1: current.site + 0.5, y0: current.step - 0.5, y1: current.step + 0.5, line: { color: css("--front"), width: 3 } },
-    { type: "line", xref: "x", yref: "y domain", x0: current.site, x1: current.site, y0: 0, y1: 1, line: { color: css("--dim"), width: 1 } }];
 
   function drawMap() {
     const r = run(), node = $(".chart-map", root());
-    if (!plotly || !r.width) return;
-    const heat = Math.max(120, Math.min(640, 26 * r.steps)), height = 300 + heat + 130, names = r.ticks.length === r.width;
-    node.style.height = `${height}px`;
-    r.heat ??= heatTraces(r);
-    const share = heat / (height - 130);
-    draw(node, [...depthTraces(r), ...r.heat], {
-      height, shapes: cursor(), showlegend: true, legend: { orientation: "h", x: 0, y: 1.0, yanchor: "bottom" }, margin: { l: 58, r: 12, t: 30, b: names ? 120 : 60 },
-      xaxis: { tickvals: r.ticks.map((t) => t[0]), ticktext: r.ticks.map((t) => t[1].replace(/^model\./, "")), tickangle: -50, range: [-0.5, r.width - 0.5], anchor: "y2" },
-      yaxis: { type: "log", domain: [share + 0.04, 1], title: { text: `rel-L2, step ${current.step}` }, exponentformat: "power", nticks: 8 },
-      yaxis2: { domain: [0, share], autorange: "reversed", title: { text: "step" }, dtick: steps(r.steps) },
-      uirevision: current.run,
-    });
-    if (!node.dataset.bound) {
-      node.dataset.bound = "1";
-      node.on("plotly_click", (event) => { const p = event.points[0]; select(p.yaxis._id === "y2" ? Math.round(p.y) : current.step, Math.round(p.x)); });
-    }
+    if (!r.width) return;
+    const names = r.ticks.length === r.width, longest = Math.max(...r.ticks.map((t) => short(t[1]).length));
+    const spec = {
+      sites: r.width, steps: r.steps, rowHeight: Math.max(8, Math.min(26, 640 / r.steps)), below: 16 + longest * (names ? 4.6 : 5), ticks: r.ticks.map(([i, name]) => [i, short(name)]),
+      view: () => r.view || [-0.5, r.width - 0.5],
+      cell: (t, s) => {
+        const i = at(t, s), m = r.columns.margin[i], state = r.state[i];
+        return state === MISSING ? null : { level: Math.max(-2, Math.min(2, Number.isNaN(m) ? 2 : Math.log10(m))), inked: PATTERNS[state], black: state === NONFINITE };
+      },
+      ready: () => cursor(node),
+    };
+    heat(node, spec);
+    const tip = $(".tip", node);
+    node.onmousemove = (event) => {
+      const found = Charts.cellAt(node, event, spec);
+      tip.hidden = !found;
+      if (!found) return;
+      const i = at(...found);
+      tip.textContent = `${r.sites[found[1]].site}\nstep ${found[0]}: ${NAMES[r.state[i]]}, ${num(r.columns.margin[i])} x bound`;
+      const box = node.getBoundingClientRect(), x = event.clientX - box.left;
+      tip.style.top = `${event.clientY - box.top + 14}px`;
+      tip.style.left = `${Math.min(x + 12, box.width - tip.offsetWidth - 4)}px`;
+    };
+    node.onmouseleave = () => { tip.hidden = true; };
+    node.onclick = (event) => { const found = Charts.cellAt(node, event, spec); if (found) select(...found); };
+  }
+
+  const short = (name) => name.replace(/^model\./, "");
+
+  function cursor(node) {
+    const frame = $(".cursor", node), { left, top, step, row, inner } = node.place || {};
+    frame.hidden = !left || left(current.site) < Charts.LEFT - 1 || left(current.site) + step > Charts.LEFT + inner + 1;
+    if (frame.hidden) return;
+    Object.assign(frame.style, { left: `${left(current.site) - 2}px`, top: `${top(current.step) - 2}px`, width: `${step + 4}px`, height: `${row + 4}px` });
   }
 
   function drawKl() {
     const node = $(".chart-kl", root()), kl = run().kl;
-    if (!plotly || !node || !kl.length) return;
-    const x = kl.map((_, i) => i), line = (name, k, dash) => ({ name, x, y: kl.map((v) => plain(v[k])), type: "scatter", mode: "lines+markers", line: { dash } });
-    draw(node, [line("mean", 0, "solid"), line("largest", 1, "dot")], { height: 220, showlegend: true, xaxis: { title: { text: "step" }, dtick: steps(kl.length) }, yaxis: { title: { text: "nats" }, rangemode: "tozero", exponentformat: "e" } });
+    if (!node) return;
+    const column = (k) => kl.map((v) => { const found = plain(v[k]); return Number.isFinite(found) ? found : null; });
+    plot(node, {
+      height: 200, x: "step", y: "nats", xrange: whole, yrange: (u, low, high) => [0, high > 0 ? high * 1.1 : 1], data: [kl.map((_, i) => i), column(0), column(1)],
+      series: [{ label: "mean", color: "--front" }, { label: "largest", color: "--mark", dash: [2, 4] }, ].map((one) => ({ ...one, spots: true })),
+    });
   }
 
   // The panel of one result
@@ -148,6 +145,7 @@
     const [metric, rule] = r.rules[r.rule_of[i]];
     const line = el("p");
     line.append(el("b", `${GLYPHS[r.state[i]]} ${NAMES[r.state[i]]}`), `: ${metric} ${num(c.value[i])}, bound ${num(c.bound[i])} (${rule}), ${num(c.margin[i])} x bound`);
+    if (!Number.isNaN(c.local[i])) line.append(`; adds ${num(c.local[i])} itself`);
     box.append(line, provenance(site));
     const d = r.details[key];
     if (!d) {
@@ -159,13 +157,13 @@
     }
     const charts = el("div", "", "charts"), pending = [];
     box.append(charts);
-    const add = (title, traces, extra) => { const outer = el("div"), node = el("div", "", "plot"); outer.append(el("h4", title), node); charts.append(outer); pending.push(() => draw(node, traces, { height: 260, ...extra })); };
+    const add = (title, spec) => { const outer = el("div"), node = el("div", "", "plot"); outer.append(el("h4", title), node); charts.append(outer); pending.push(() => plot(node, spec)); };
     histogram(d, add);
     scatter(r, r.samples[key], add, charts);
     axes(d, add);
     worstElements(r.samples[key], d, site, box);
     box.append(el("h3", "All metrics"), numbers(d));
-    if (plotly) for (const paint of pending) paint(); // only now do the columns have their widths
+    for (const paint of pending) paint(); // only now do the columns have their widths
   }
 
   function provenance(site) {
@@ -175,10 +173,11 @@
   }
 
   function histogram(d, add) {
-    const bins = d.histogram.map(([edge, count]) => [edge, count]);
-    const label = bins.map(([edge]) => (edge === 0 ? "0" : num(edge, 2)));
-    add(`|difference| of ${d.count} elements`, [{ type: "bar", x: label, y: bins.map((b) => b[1]), marker: { color: css("--good") }, hovertemplate: "from %{x} to twice that: %{y} elements<extra></extra>" }],
-      { xaxis: { type: "category", title: { text: "octave, from" }, nticks: 10 }, yaxis: { type: "log", title: { text: "elements" }, dtick: 1, tickformat: "d", range: [-0.3, Math.ceil(Math.log10(Math.max(1, ...bins.map((b) => b[1])))) + 0.05] } });
+    const edges = d.histogram.map(([edge]) => (edge === 0 ? "0" : num(edge, 2))), counts = d.histogram.map((b) => b[1]);
+    add(`|difference| of ${d.count} elements`, {
+      log: true, x: "octave, from", y: "elements", xrange: whole, name: (i) => edges[i] ?? "", data: [edges.map((_, i) => i), logged(counts)],
+      series: [{ label: "elements", color: "--good", bars: true, raw: counts }],
+    });
   }
 
   function scatter(r, s, add, charts) {
@@ -186,38 +185,49 @@
       const outer = el("div"); outer.append(el("h4", "engine against reference"), el("p", r.kept ? "No elements of this result were sampled; the worst step of each site has them." : "No tensors were kept, so there are no elements to show: pytest --ditto-dump-dir DIR keeps them.", "dim"));
       charts.append(outer); return;
     }
-    const x = floats(s.reference), y = floats(s.engine), ends = [...x, ...y].filter(Number.isFinite), low = Math.min(...ends), high = Math.max(...ends);
+    const x = floats(s.reference), y = floats(s.engine), sampled = [...x].map((v, i) => [v, y[i], null]), worst = s.worst.map((w) => [plain(w.reference), null, plain(w.engine)]);
+    const drawn = [...sampled, ...worst].filter(([a, b, c]) => Number.isFinite(a) && Number.isFinite(b ?? c)).sort((a, b) => a[0] - b[0]), hidden = x.length + worst.length - drawn.length;
     const title = x.length < s.count ? `engine against reference: ${x.length} of ${s.count} elements, drawn at random, and the ${s.worst.length} worst` : `engine against reference: all ${s.count} elements`;
-    add(title, [
-      { type: "scatter", mode: "lines", x: [low, high], y: [low, high], line: { color: css("--dim"), width: 1, dash: "dash" }, hoverinfo: "skip" },
-      { type: "scatter", mode: "markers", x, y, marker: { size: 4, color: css("--good"), opacity: 0.6 }, hovertemplate: "reference %{x}<br>engine %{y}<extra></extra>" },
-      { type: "scatter", mode: "markers", x: s.worst.map((w) => plain(w.reference)), y: s.worst.map((w) => plain(w.engine)), text: s.worst.map((w) => `[${w.index}]`), marker: { size: 9, symbol: "square-open", color: css("--bad"), line: { width: 2 } }, hovertemplate: "%{text}<br>reference %{x}<br>engine %{y}<extra></extra>" },
-    ], { xaxis: { title: { text: "reference" }, nticks: 6 }, yaxis: { title: { text: "engine" } } });
+    const padded = (u, low, high) => { const pad = (high - low) / 20 || 1; return [low - pad, high + pad]; };
+    add(title + (hidden ? `; ${hidden} that are not finite have no place here` : ""), {
+      real: true, x: "reference", y: "engine", xrange: padded, yrange: padded, data: [drawn.map((p) => p[0]), drawn.map((p) => p[0]), drawn.map((p) => p[1]), drawn.map((p) => p[2])],
+      series: [{ label: "equal", color: "--dim", dash: [6, 4], width: 1 }, { label: "engine", color: "--good", dots: "full", size: 4 }, { label: "worst", color: "--bad", dots: "open", size: 10 }],
+    });
   }
 
   function axes(d, add) {
     for (const [name, title] of [["by_position", "position"], ["by_row", "row"], ["by_head", "head"]]) {
       const values = d[name].map(plain), size = d[`${name}_bucket`];
       if (values.length < 2) continue;
-      add(`rel-L2 by ${title}${size > 1 ? `, largest of each ${size}` : ""}`, [{ type: "bar", x: values.map((_, i) => i * size), y: logged(values), customdata: values.map((v) => num(v)), marker: { color: css("--good") }, hovertemplate: `${title} %{x}: %{customdata}<extra></extra>` }],
-        { xaxis: { title: { text: title }, tickformat: "d", dtick: steps(values.length * size) }, yaxis: { type: "log", exponentformat: "power", nticks: 6, range: wide(logged(values)) } });
+      add(`rel-L2 by ${title}${size > 1 ? `, largest of each ${size}` : ""}`, {
+        log: true, x: title, y: "rel-L2", xrange: whole, name: (i) => (i < values.length ? i * size : ""), data: [values.map((_, i) => i), logged(values)],
+        series: [{ label: "rel-L2", color: "--good", bars: true, raw: values }],
+      });
     }
   }
 
   function worstElements(s, d, site, box) {
     box.append(el("h3", "Worst elements"));
-    const rows = s ? s.worst : d.max_abs_index ? [{ index: d.max_abs_index, engine: d.max_abs_actual, reference: d.max_abs_expected }] : [];
+    const rows = s ? s.worst : known(d);
     if (!rows.length) { box.append(el("p", "Every element is the same on both sides.", "dim")); return; }
     const table = el("table", "", "elements"), head = el("tr"), dims = (site.axes || []).some(Boolean) ? ` (${site.axes.map((a) => a || "·").join(", ")})` : "";
     for (const name of [`index${dims}`, "engine", "reference", "difference"]) head.append(el("th", name));
     table.append(head);
     for (const row of rows) {
-      const tr = el("tr"), a = plain(row.engine), b = plain(row.reference);
-      for (const text of [`[${row.index.join(", ")}]`, num(a, 6), num(b, 6), num(a - b)]) tr.append(el("td", text, "mono"));
+      const tr = el("tr");
+      for (const text of [`[${row.index.join(", ")}]`, num(plain(row.engine), 8), num(plain(row.reference), 8), num(plain(row.difference))]) tr.append(el("td", text, "mono"));
       table.append(tr);
     }
     box.append(table);
-    if (!s) box.append(el("p", "Only the largest difference is known: no tensors were kept.", "dim"));
+    if (!s) box.append(el("p", "Only what the metrics name is known: no tensors were kept.", "dim"));
+  }
+
+  // Elements that the metrics alone name: the first that is not finite, and the largest difference.
+  function known(d) {
+    const found = [];
+    if (d.first_nonfinite) found.push({ index: d.first_nonfinite[0], engine: d.first_nonfinite[1] === "actual" ? "not finite" : "–", reference: d.first_nonfinite[1] === "actual" ? "–" : "not finite", difference: "–" });
+    if (d.max_abs_index && plain(d.max_abs) !== 0) found.push({ index: d.max_abs_index, engine: d.max_abs_actual, reference: d.max_abs_expected, difference: plain(d.max_abs_actual) < plain(d.max_abs_expected) ? -d.max_abs : d.max_abs });
+    return found;
   }
 
   function numbers(d) {
@@ -256,7 +266,7 @@
     const r = run();
     current.step = Math.max(0, Math.min(r.steps - 1, step)); current.site = Math.max(0, Math.min(r.width - 1, site));
     history.replaceState(null, "", `#run=${current.run}&step=${current.step}&site=${encodeURIComponent((r.sites[current.site] || {}).site || "")}`);
-    highlight(); panel(); drawMap();
+    highlight(); panel(); drawDepth(); cursor($(".chart-map", root()));
   }
 
   function move(by) {
@@ -273,7 +283,7 @@
     current.run = number;
     for (const main of $$("main.run")) main.hidden = +main.dataset.run !== number;
     [current.step, current.site] = run().start;
-    list(); drawKl(); select(current.step, current.site);
+    list(); select(current.step, current.site); drawMap(); drawKl();
   }
 
   function restore(hash) {
@@ -288,11 +298,12 @@
   // Themes
   const wanted = matchMedia("(prefers-color-scheme: dark)");
   function theme(name) { document.documentElement.dataset.theme = name || forced || (wanted.matches ? "dark" : "light"); }
-  function redraw() { if (runs.length) { drawMap(); drawKl(); panel(); } }
+  const redraw = () => { if (runs.length) for (const node of $$(".chart, .plot", root())) node.redraw?.(); };
   function toggle() { forced = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; theme(); redraw(); }
   wanted.addEventListener("change", () => { theme(); redraw(); });
-  addEventListener("beforeprint", () => { theme("light"); redraw(); });
-  addEventListener("afterprint", () => { theme(); redraw(); });
+  // Charts are pictures: for paper they are drawn anew, as wide as a page.
+  addEventListener("beforeprint", () => { theme("light"); document.body.classList.add("printing"); redraw(); });
+  addEventListener("afterprint", () => { theme(); document.body.classList.remove("printing"); redraw(); });
   theme();
 
   const KEYS = { j: () => move(1), ArrowDown: () => move(1), k: () => move(-1), ArrowUp: () => move(-1), l: () => select(current.step + 1, current.site), ArrowRight: () => select(current.step + 1, current.site), h: () => select(current.step - 1, current.site), ArrowLeft: () => select(current.step - 1, current.site), n: () => jump(1), p: () => jump(-1), f: () => select(...run().start), "/": () => $(".search", root()).focus(), t: toggle, "?": () => $("#help").showModal() };
@@ -317,26 +328,16 @@
     }
   }
 
-  async function library() {
-    const script = document.createElement("script"), url = URL.createObjectURL(await unpacked("#plotly").blob());
-    await new Promise((done, failed) => { script.onload = done; script.onerror = failed; script.src = url; document.head.append(script); });
-    URL.revokeObjectURL(url);
-    plotly = window.Plotly;
-    performance.mark("loaded");
-  }
-
   async function open() {
-    const hash = location.hash, loaded = library(); // unpacked while the page gets ready
-    runs = (await unpacked("#payload").json()).map(prepare);
+    const hash = location.hash;
+    runs = (await unpacked("#payload")).map(prepare);
+    performance.mark("readable");
     listen();
     show(0); restore(hash);
-    document.body.dataset.state = "readable";
-    performance.mark("readable");
-    await loaded;
-    redraw();
-    document.body.dataset.state = "drawn";
-    performance.mark("drawn");
+    requestAnimationFrame(() => setTimeout(() => { // the frame with the charts is on the screen
+      performance.mark("drawn");
+      document.body.dataset.state = "drawn";
+    }));
   }
-  // Text first: the library takes longer to start than the rest of the page.
-  requestAnimationFrame(() => setTimeout(open));
+  requestAnimationFrame(() => setTimeout(open)); // the text is shown before anything is drawn
 })();

@@ -42,7 +42,7 @@ class Workspace:
     long piece of work. ``artifacts`` is the folder for readable by-products (default: ``$DEBUG_ARTIFACTS_DIR``).
     """
 
-    cache: Cache = field(default_factory=Cache)
+    cache: Cache = field(default_factory=Cache.at)
     say: Callable[[str], None] = lambda message: None
     progress: Progress = no_progress
     artifacts: Path | None = None

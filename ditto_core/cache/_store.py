@@ -32,7 +32,7 @@ from ditto_core.cache._entry import (
     sync,
     write_manifest,
 )
-from ditto_core.cache._root import ENVIRONMENT, default_root
+from ditto_core.cache._root import ENVIRONMENT, default_root, is_url
 from ditto_core.errors import CacheError
 from ditto_core.fingerprint import DigestMemo
 
@@ -55,12 +55,24 @@ OnEvent = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache directory. It is made on first use, and every method may raise :class:`CacheError`."""
+    """A cache directory. It is made on first use, and every method may raise :class:`CacheError`.
+
+    ``remote``: URL of a store behind it, as fsspec takes it; empty for none.
+    """
 
     root: Path = field(default_factory=default_root)
+    remote: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", Path(self.root).absolute())
+
+    @classmethod
+    def at(cls, place: Path | str | None = None) -> Cache:
+        """Return the cache at a directory, or in front of a remote store at a URL. With a URL, the directory is the
+        default one; without either, the environment decides.
+        """
+        where = str(place or os.environ.get(ENVIRONMENT, ""))
+        return cls(remote=where) if is_url(where) else cls(Path(place)) if place else cls()
 
     @classmethod
     def holding(cls, directory: Path) -> Cache | None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = ("build", "run", "compare", "localize", "report", "inspect", "fuzz", "doctor")
-GROUPS = ("debug", "cache")
+GROUPS = ("debug", "gate", "cache")
 
 
 def application() -> typer.Typer:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ditto_core.cache import Cache, default_root
+from ditto_core.cache import Cache
 from ditto_core.workspace import Workspace
 
 
-def workspace(cache_dir: Path | None = None, artifacts: Path | None = None) -> Workspace:
+def workspace(cache_dir: Path | str | None = None, artifacts: Path | None = None) -> Workspace:
     """Return a workspace that shows what it is doing."""
     console = Console(stderr=True)
 
@@ -23,4 +23,4 @@ def workspace(cache_dir: Path | None = None, artifacts: Path | None = None) -> W
     def say(message: str) -> None:
         console.print(f"ditto: {message}", highlight=False)
 
-    return Workspace(Cache(cache_dir or default_root()), say, progress, artifacts)
+    return Workspace(Cache.at(cache_dir), say, progress, artifacts)

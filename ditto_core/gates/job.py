@@ -1,0 +1,89 @@
+"""What a worker process gets, and how it opens the two sides: once, however many samples it runs."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.errors import RunError
+from ditto_core.gates.record import Record
+from ditto_core.gates.scoring import Known, Scorer
+from ditto_core.gates.suite import Sample
+from ditto_core.options import PairOptions
+from ditto_core.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from ditto_core.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Task:
+    """One sample, and what a baseline knows of the reference there."""
+
+    sample: Sample
+    known: Known | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same for every sample of a gate. It can be pickled unless the model is a lambda.
+
+    ``reference`` is None where a baseline has its results. ``engine`` is the fingerprint that a worker's engine must
+    have too. ``cache`` and ``remote`` tell where engines are.
+    """
+
+    spec: EngineSpec
+    reference: Any
+    engine: str
+    steps: int
+    threads: int
+    device: str
+    cache: Path
+    remote: str = ""
+
+    def open(self, workspace: Workspace) -> Scorer:
+        """Open both sides. Raises :class:`RunError` when this machine would build another engine."""
+        engine = workspace.build(self.spec)
+        if engine.directory.name != self.engine:
+            raise RunError(
+                f"this worker builds engine {engine.directory.name[:12]}, expected {self.engine[:12]}: "
+                f"its versions or GPU differ from those of the machine that runs the gate"
+            )
+        from ditto_core.export import vocab_size
+        from ditto_core.reference import open_reference
+
+        model = workspace.model(self.spec.model, self.spec.attention)
+        options = PairOptions(reference=self.reference, device=self.device, threads=self.threads)
+        reference = None if self.reference is None else open_reference(workspace, self.spec, engine, options)
+        vocab = vocab_size(model.module)
+        return Scorer(engine.open(), reference, model.tokenizer, vocab, self.spec.profile, self.steps)
+
+
+def score(job: Job, task: Task, scorer: Scorer) -> Record:
+    """Score one sample with the job's number of threads."""
+    from ditto_core.workspace import torch_threads
+
+    with torch_threads(job.threads):
+        return scorer.score(task.sample, task.known)
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""A session holds the KV cache of one sequence, and a cluster's worker may run several tasks at once."""
+
+
+def score_in_worker(job: Job, task: Task) -> Record:
+    """Score one sample in this process; the first call opens both sides."""
+    with _ONE_AT_A_TIME:
+        return score(job, task, opened(job))
+
+
+@lru_cache(maxsize=1)
+def opened(job: Job) -> Scorer:
+    """Return the job's sides, opened once a process. With a remote store, each machine has a cache of its own."""
+    from ditto_core.cache import Cache
+    from ditto_core.workspace import Workspace
+
+    return job.open(Workspace(Cache(remote=job.remote) if job.remote else Cache(job.cache)))

@@ -19,6 +19,8 @@ from ditto_core.errors import CacheError
 from ditto_core.fingerprint import hash_file
 
 OBJECTS = "objects"
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss"}
+"""They have no folders, and making one would make the bucket of a mistyped URL."""
 
 
 class DamagedRemote(Exception):
@@ -98,7 +100,10 @@ class Remote:
             return None
 
     def _make_parent(self, path: str) -> None:
-        self._opened[0].makedirs(path.rpartition("/")[0], exist_ok=True)
+        fs = self._opened[0]
+        protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+        if not protocols & OBJECT_STORES:
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def _object(self, digest: str) -> str:
         return f"{self._opened[1]}/{OBJECTS}/{digest}"

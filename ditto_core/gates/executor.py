@@ -43,8 +43,11 @@ def local_processes(count: int) -> Run:
     return on_executor(lambda: ProcessPoolExecutor(count, spawn))
 
 
-def on_cluster(address: str) -> Run:
-    """Return what runs samples on a Dask cluster, ``tcp://host:8786``. Raises :class:`UsageError` without Dask."""
+def on_cluster(address: str, *, timeout: float = 30) -> Run:
+    """Return what runs samples on a Dask cluster, ``tcp://host:8786``.
+
+    ``timeout`` in seconds, to connect. Raises :class:`UsageError` without Dask, or where no scheduler answers.
+    """
     try:
         import distributed
     except ImportError as error:
@@ -53,11 +56,14 @@ def on_cluster(address: str) -> Run:
     @contextmanager
     def connect() -> Iterator[Executor]:
         try:
-            client = distributed.Client(address, timeout=30, set_as_default=False)
+            client = distributed.Client(address, timeout=timeout, set_as_default=False)
         except OSError as error:
             raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
-        with client, client.get_executor(retries=ATTEMPTS - 1) as executor:
-            yield executor
+        with client, client.get_executor() as executor:
+            try:
+                yield executor
+            except distributed.KilledWorker as error:  # the scheduler has tried it on several workers by itself
+                raise RunError(f"a sample killed every worker that took it: {error}") from error
 
     return on_executor(connect)
 

@@ -117,7 +117,9 @@ def test_a_result_survives_json_and_is_judged_anew(tmp_path):
 def test_a_result_that_was_changed_by_hand_is_refused(tmp_path, field):
     path = tmp_path / "gate.json"
     data = result(answers(worse=5)).to_json()
-    path.write_text(json.dumps({**data, field: True if field == "ok" else data[field][:3] if field != "policy" else {}}))
+    path.write_text(
+        json.dumps({**data, field: True if field == "ok" else data[field][:3] if field != "policy" else {}})
+    )
     with pytest.raises(UsageError, match=r"gate\.json: the gate result was changed"):
         GateResult.load(path)
 
@@ -168,7 +170,7 @@ def test_a_baseline_names_what_differs_on_another_machine():
 
 def test_no_baseline_is_taken_from_an_incomplete_run():
     whole = result(answers())
-    with pytest.raises(UsageError, match="no baseline: .*INCOMPLETE"):
+    with pytest.raises(UsageError, match=r"no baseline: .*INCOMPLETE"):
         Baseline.of(replace(whole, records=whole.records[1:]))
 
 

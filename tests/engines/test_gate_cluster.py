@@ -1,0 +1,48 @@
+"""A gate on a real Dask cluster of three worker processes, one of which is killed."""
+
+import os
+import signal
+
+import pytest
+
+from ditto_core.errors import UsageError
+from ditto_core.gates import run_gate
+from ditto_core.gates.executor import on_cluster
+from tests.gate_suites import tiny_gate, tiny_suite
+
+distributed = pytest.importorskip("distributed")
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    options = {"dashboard_address": None, "local_directory": str(tmp_path), "silence_logs": 50}
+    with distributed.LocalCluster(n_workers=3, threads_per_worker=1, host="127.0.0.1", **options) as cluster:
+        yield cluster
+
+
+def test_three_workers_of_which_one_is_killed_give_the_bits_of_one_process(cluster, workspace):
+    gate = tiny_gate(tiny_suite(14, 14, 2))
+    alone = run_gate(gate, workspace)
+    victims = []
+
+    def kill_one(done, total):
+        if victims:
+            return
+        with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+            pids, busy = client.run(os.getpid), client.processing()
+        address = max(busy, key=lambda worker: len(busy[worker]))
+        assert len(pids) == 3
+        assert busy[address], "the killed worker has samples to lose"
+        victims.append(pids[address])
+        os.kill(pids[address], signal.SIGKILL)
+
+    result = run_gate(gate, workspace, run=on_cluster(cluster.scheduler_address), on_sample=kill_one)
+    assert victims
+    assert [r.to_json() for r in result.records] == [r.to_json() for r in alone.records]
+    assert [v.to_json() for v in result.verdicts] == [v.to_json() for v in alone.verdicts]
+
+
+def test_an_address_where_nobody_listens_is_one_line(workspace):
+    run = on_cluster("tcp://127.0.0.1:9", timeout=1)
+    with pytest.raises(UsageError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
+        run_gate(tiny_gate(tiny_suite(1, 0, 0)), workspace, run=run)

@@ -29,38 +29,45 @@ def ratio_interval(
     """Return the interval of sum(values) / sum(weights) over samples drawn with replacement.
 
     ``values`` and ``weights`` hold one number a sample (a difference of the two sides and 1, or a sum over positions
-    and their number). Studentized: the quantiles are those of (ratio* - ratio) / se*, with the linearized standard
-    error of a ratio, because plain percentiles are too narrow for some dozens of samples.
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 12.5. NaN or Inf anywhere makes both
-    ends NaN.
+    and their number). Each end is the wider of two: studentized, from the quantiles of (ratio* - ratio) / se* with the
+    linearized standard error of a ratio, which holds its level on skewed differences; and the percentile of ratio*,
+    which holds it on heavy tails. Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapters 12.5 and
+    13.3. NaN or Inf anywhere makes both ends NaN.
     """
     x, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)
-    ratio = float(x.sum() / w.sum())
+    ratio = float(ratios_of(x, w))
     if not np.isfinite(x).all():
         return Interval(ratio, float("nan"), float("nan"))
     error = float(standard_error(x, w))
     if error == 0:
         return Interval(ratio, ratio, ratio)
-    drawn = [studentized(x[rows], w[rows], ratio) for rows in draws(len(x), seed, resamples)]
-    low, high = np.quantile(np.concatenate(drawn), [alpha, 1 - alpha])
-    return Interval(ratio, ratio - float(high) * error, ratio - float(low) * error)
+    drawn = [(ratios_of(x[rows], w[rows]), standard_error(x[rows], w[rows])) for rows in draws(len(x), seed, resamples)]
+    ratios, errors = (np.concatenate(part) for part in zip(*drawn, strict=True))
+    low, high = np.quantile(ratios, [alpha, 1 - alpha])
+    above, below = np.quantile(studentized(ratios - ratio, errors), [1 - alpha, alpha])
+    return Interval(
+        ratio, min(float(low), ratio - float(above) * error), max(float(high), ratio - float(below) * error)
+    )
 
 
-def studentized(x: Floats, w: Floats, ratio: float) -> Floats:
-    """Return (ratio* - ratio) / se* of each row of [resamples, samples]; a row without spread says nothing and is left
-    out, unless it moved: then it is infinitely far."""
-    moved = x.sum(-1) / w.sum(-1) - ratio
-    error = standard_error(x, w)
+def studentized(moved: Floats, errors: Floats) -> Floats:
+    """Return each distance over its standard error. One that has neither says nothing and is left out."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = moved / error
+        t = moved / errors
     finite: Floats = np.clip(t[~np.isnan(t)], -1e6, 1e6)
     return finite
+
+
+def ratios_of(x: Floats, w: Floats) -> Floats:
+    """Return sum(x) / sum(w) along the last axis."""
+    ratio: Floats = x.sum(-1) / w.sum(-1)
+    return ratio
 
 
 def standard_error(x: Floats, w: Floats) -> Floats:
     """Return the linearized standard error of sum(x) / sum(w) along the last axis."""
     n = x.shape[-1]
-    ratio = x.sum(-1, keepdims=True) / w.sum(-1, keepdims=True)
+    ratio = ratios_of(x, w)[..., None]
     spread = np.square(x - ratio * w).sum(-1) * n / max(n - 1, 1)
     error: Floats = np.sqrt(spread) / w.sum(-1)
     return error

@@ -28,7 +28,7 @@ def gate(project):
 
     def write(arguments="", options=None, common=COMMON):
         text = ", ".join(filter(None, (common, arguments)))
-        project.makepyfile(test_gate=GATE.format(arguments=text, options=options or {}))
+        project.makepyfile(test_answers=GATE.format(arguments=text, options=options or {}))
         return project
 
     return write
@@ -70,7 +70,7 @@ def test_two_workers_run_a_shard_each_and_the_last_one_judges(gate):
 def test_a_gate_of_which_a_shard_is_left_out_fails_the_run(gate):
     result = gate("shards=2").runpytest_inprocess("-k", "shard1of2")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["*gate test_gate.py::test_accuracy FAILED: not all of its shards ran"])
+    result.stdout.fnmatch_lines(["*gate test_answers.py::test_accuracy FAILED: not all of its shards ran"])
 
 
 def test_a_baseline_is_written_used_and_asked_for(gate):

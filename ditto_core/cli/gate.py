@@ -206,11 +206,7 @@ def show(result: GateResult) -> None:
 def receipt_lines(result: GateResult) -> list[str]:
     """Return a line about each run that the result came from."""
     now = time.time()
-    return [
-        f"{format_age(now - r.created)} ago, commit {r.commit[:12] or 'unknown'}, engine {r.engine[:12]}, "
-        f"gpu {r.machine.get('gpu', 'none')}, driver {r.machine.get('driver', 'none')}"
-        for r in result.receipts
-    ]
+    return [f"{format_age(now - receipt.created)} ago, {receipt.summary}" for receipt in result.receipts]
 
 
 def objections(result: GateResult, max_age: float | None, commit: str, gpu: str) -> list[str]:

@@ -16,6 +16,7 @@ from ditto_core.compare.metrics import Metrics
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance, Verdict, judge_logits
 from ditto_core.errors import TraceError
+from ditto_core.receipt import Receipt
 from ditto_core.sites import Tap, matches
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Comparison:
 
     Iterating yields :class:`SiteResult`, worst margin first. ``missing`` maps sites that could not be compared to the
     reason. ``taps`` tells where each site lives; ``notes`` are lines for people; ``localization`` is what each site
-    adds by itself, where that was measured.
+    adds by itself, where that was measured. ``receipt`` tells what produced it all.
     """
 
     engine: SessionInfo
@@ -104,6 +105,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     dump: str = ""
     localization: Localization | None = None
+    receipt: Receipt | None = None
 
     def __bool__(self) -> bool:
         return bool(self.results) and not self.missing and all(result.ok for result in self.results) and self.logits_ok
@@ -218,6 +220,7 @@ class Comparison:
             "notes": list(self.notes),
             "dump": self.dump,
             "localization": self.localization.to_json() if self.localization else None,
+            "receipt": self.receipt.to_json() if self.receipt else None,
         }
 
     @classmethod
@@ -241,6 +244,7 @@ class Comparison:
             notes=tuple(data["notes"]),
             dump=data["dump"],
             localization=localization_from_json(data.get("localization")),
+            receipt=Receipt.from_json(data["receipt"]) if data.get("receipt") else None,
         )
 
     def save(self, path: Path) -> None:

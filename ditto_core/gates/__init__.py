@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from ditto_core.gates.baseline import Baseline
     from ditto_core.gates.gate import Gate, run_gate
     from ditto_core.gates.policy import Policy
-    from ditto_core.gates.receipt import Receipt, make_receipt
     from ditto_core.gates.result import GateResult, merge
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.suite import Sample, Suite, load_suite
     from ditto_core.gates.verdict import GateVerdict
+    from ditto_core.receipt import Receipt, make_receipt
 
 _LAZY = {
-    "Baseline": "baseline",
-    "Gate": "gate",
-    "GateResult": "result",
-    "GateVerdict": "verdict",
-    "Policy": "policy",
-    "Receipt": "receipt",
-    "Sample": "suite",
-    "Shard": "shards",
-    "Suite": "suite",
-    "load_suite": "suite",
-    "make_receipt": "receipt",
-    "merge": "result",
-    "run_gate": "gate",
+    "Baseline": "ditto_core.gates.baseline",
+    "Gate": "ditto_core.gates.gate",
+    "GateResult": "ditto_core.gates.result",
+    "GateVerdict": "ditto_core.gates.verdict",
+    "Policy": "ditto_core.gates.policy",
+    "Receipt": "ditto_core.receipt",
+    "Sample": "ditto_core.gates.suite",
+    "Shard": "ditto_core.gates.shards",
+    "Suite": "ditto_core.gates.suite",
+    "load_suite": "ditto_core.gates.suite",
+    "make_receipt": "ditto_core.receipt",
+    "merge": "ditto_core.gates.result",
+    "run_gate": "ditto_core.gates.gate",
 }
 
 __all__ = [
@@ -54,4 +54,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'ditto_core.gates' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"ditto_core.gates.{_LAZY[name]}"), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)

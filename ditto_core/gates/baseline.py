@@ -10,11 +10,11 @@ from typing import Any
 
 from ditto_core.errors import UsageError
 from ditto_core.fingerprint import fingerprint
-from ditto_core.gates.receipt import Receipt
 from ditto_core.gates.record import Side
 from ditto_core.gates.result import GateResult, Identity
 from ditto_core.gates.scoring import Known
 from ditto_core.gates.suite import Suite
+from ditto_core.receipt import Receipt
 
 SCHEMA_VERSION = 1
 REMEDY = "write it anew with --update-baseline"

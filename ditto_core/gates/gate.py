@@ -14,10 +14,10 @@ from ditto_core.gates.executor import Run, in_process
 from ditto_core.gates.job import Job, Task
 from ditto_core.gates.journal import Journal
 from ditto_core.gates.policy import Policy
-from ditto_core.gates.receipt import Receipt, make_receipt
 from ditto_core.gates.result import GateResult, Identity
 from ditto_core.gates.shards import WHOLE, Shard
 from ditto_core.gates.suite import Suite
+from ditto_core.receipt import Receipt, make_receipt
 from ditto_core.reference import check_reference, named_backend
 from ditto_core.spec import EngineSpec, parse_dtype
 

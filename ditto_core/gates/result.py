@@ -13,9 +13,9 @@ from typing import Any
 from ditto_core.errors import UsageError
 from ditto_core.fingerprint import fingerprint
 from ditto_core.gates.policy import Policy
-from ditto_core.gates.receipt import Receipt
 from ditto_core.gates.record import Record
 from ditto_core.gates.verdict import GateVerdict, judge
+from ditto_core.receipt import Receipt
 
 SCHEMA_VERSION = 1
 

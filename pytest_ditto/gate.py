@@ -53,7 +53,7 @@ def ditto_gate(
 
     Of several shards, all but the last to finish skip their test.
     """
-    from ditto_core.gates.executor import local_processes
+    from ditto_core.executor import local_processes
     from ditto_core.gates.gate import run_gate
     from ditto_core.gates.shards import Shard
 

@@ -12,7 +12,7 @@ from ditto_core.errors import DittoError
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("build", "run", "compare", "localize", "report", "inspect", "fuzz", "doctor")
+COMMANDS = ("build", "run", "compare", "localize", "report", "inspect", "fuzz", "calibrate", "doctor")
 GROUPS = ("debug", "gate", "cache")
 
 

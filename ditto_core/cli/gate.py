@@ -15,7 +15,6 @@ from ditto_core.units import format_age, parse_age
 
 if TYPE_CHECKING:
     from ditto_core.gates import Baseline, Gate, GateResult
-    from ditto_core.gates.executor import Run
     from ditto_core.gates.settings import GateSettings
 
 app = typer.Typer(no_args_is_help=True, help="Accuracy gates: run, merge shards, check a result.")
@@ -57,6 +56,7 @@ def run(
     """Run a gate. What it can detect is printed first; an interrupted run goes on where it stopped."""
     from ditto_core.cli import screen
     from ditto_core.cli.build import pair, sizes
+    from ditto_core.executor import executor_of
     from ditto_core.gates.gate import run_gate
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.text import plan
@@ -86,7 +86,7 @@ def run(
         screen.workspace(cache_dir),
         shard=part,
         baseline=known,
-        run=runner(jobs, cluster),
+        run=executor_of(jobs, cluster),
         on_sample=progress(gate),
     )
     result.save(output)
@@ -149,15 +149,6 @@ def save_baseline(result: GateResult, path: Path) -> None:
 
     Baseline.of(result).save(path)
     typer.echo(f"{len(result.ids)} samples in {path}: review and commit it", err=True)
-
-
-def runner(jobs: int, cluster: str) -> Run:
-    """Return what executes the samples."""
-    from ditto_core.gates.executor import local_processes, on_cluster
-
-    if cluster and jobs != 1:
-        raise UsageError("--jobs and --cluster exclude each other")
-    return on_cluster(cluster) if cluster else local_processes(jobs)
 
 
 def limit_of(text: str) -> tuple[str, str]:

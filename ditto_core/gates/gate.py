@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import RunError, UsageError
+from ditto_core.executor import Run, in_process
 from ditto_core.fingerprint import fingerprint
 from ditto_core.gates.baseline import Baseline
-from ditto_core.gates.executor import Run, in_process
 from ditto_core.gates.job import Job, Task
 from ditto_core.gates.journal import Journal
 from ditto_core.gates.policy import Policy
@@ -78,7 +78,7 @@ def run_gate(
 
     Each finished sample is written to a journal in the cache at once: a run that was interrupted, even by a kill, goes
     on where it stopped. ``baseline``: take the reference's results from there and run the engine alone. ``run``
-    executes the samples; see :mod:`ditto_core.gates.executor`. Raises :class:`UsageError` for what cannot be run, and
+    executes the samples; see :mod:`ditto_core.executor`. Raises :class:`UsageError` for what cannot be run, and
     :class:`RunError` when a sample has no result in the end.
     """
     job, identity = prepare(gate, workspace, baseline)
@@ -87,10 +87,11 @@ def run_gate(
     done = {id: record for id, record in journal.read().items() if id in {sample.id for sample in mine}}
     if done:
         workspace.say(f"gate {gate.suite.name} goes on: {len(done)} of {len(mine)} samples are done")
-    tasks = [Task(sample, baseline.known(sample.id) if baseline else None) for sample in mine if sample.id not in done]
-    for record in run(job, tasks, workspace):
+    left = [sample for sample in mine if sample.id not in done]
+    tasks = {sample.id: Task(sample, baseline.known(sample.id) if baseline else None) for sample in left}
+    for id, record in run(job, tasks, workspace):
         journal.append(record)
-        done[record.id] = record
+        done[id] = record
         if on_sample is not None:
             on_sample(len(done), len(mine))
     lost = [sample.id for sample in mine if sample.id not in done]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +43,7 @@ class Job:
     cache: Path
     remote: str = ""
 
-    def open(self, workspace: Workspace) -> Scorer:
+    def open(self, workspace: Workspace) -> Callable[[Task], Record]:
         """Open both sides. Raises :class:`RunError` when this machine would build another engine."""
         engine = workspace.build(self.spec)
         if engine.directory.name != self.engine:
@@ -54,36 +53,16 @@ class Job:
             )
         from ditto_core.export import vocab_size
         from ditto_core.reference import open_reference
+        from ditto_core.workspace import torch_threads
 
         model = workspace.model(self.spec.model, self.spec.attention)
         options = PairOptions(reference=self.reference, device=self.device, threads=self.threads)
         reference = None if self.reference is None else open_reference(workspace, self.spec, engine, options)
         vocab = vocab_size(model.module)
-        return Scorer(engine.open(), reference, model.tokenizer, vocab, self.spec.profile, self.steps)
+        scorer = Scorer(engine.open(), reference, model.tokenizer, vocab, self.spec.profile, self.steps)
 
+        def score(task: Task) -> Record:
+            with torch_threads(self.threads):
+                return scorer.score(task.sample, task.known)
 
-def score(job: Job, task: Task, scorer: Scorer) -> Record:
-    """Score one sample with the job's number of threads."""
-    from ditto_core.workspace import torch_threads
-
-    with torch_threads(job.threads):
-        return scorer.score(task.sample, task.known)
-
-
-_ONE_AT_A_TIME = threading.Lock()
-"""A session holds the KV cache of one sequence, and a cluster's worker may run several tasks at once."""
-
-
-def score_in_worker(job: Job, task: Task) -> Record:
-    """Score one sample in this process; the first call opens both sides."""
-    with _ONE_AT_A_TIME:
-        return score(job, task, opened(job))
-
-
-@lru_cache(maxsize=1)
-def opened(job: Job) -> Scorer:
-    """Return the job's sides, opened once a process. With a remote store, each machine has a cache of its own."""
-    from ditto_core.cache import Cache
-    from ditto_core.workspace import Workspace
-
-    return job.open(Workspace(Cache(remote=job.remote) if job.remote else Cache(job.cache)))
+        return score

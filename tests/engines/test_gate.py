@@ -9,13 +9,13 @@ import textwrap
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 
 import pytest
 
 from ditto_core.errors import RunError, UsageError
-from ditto_core.gates import Baseline, GateResult, Sample, Shard, Suite, merge, run_gate
-from ditto_core.gates.executor import local_processes, on_executor
+from ditto_core.executor import local_processes
+from ditto_core.gates import Baseline, Sample, Shard, Suite, merge, run_gate
+from ditto_core.gates.scoring import Scorer
 from ditto_core.models import tiny_decoder
 from ditto_core.spec import EngineSpec
 from tests.gate_suites import tiny_gate, tiny_suite
@@ -103,25 +103,21 @@ def test_two_shards_merged_are_one_run(workspace, whole):
     assert comparable(merge(shards)) == comparable(whole)
 
 
-def test_two_processes_give_the_same_bits(workspace, whole):
-    assert comparable(run_gate(tiny_gate(), workspace, run=local_processes(2))) == comparable(whole)
-
-
-def test_samples_of_a_killed_process_run_again_in_a_new_pool(workspace, whole):
+def test_samples_of_a_killed_process_run_again_in_a_new_pool_with_the_same_bits(workspace, whole, monkeypatch):
     pools = []
 
-    def connect():
-        pools.append(ProcessPoolExecutor(1, get_context("spawn")))
-        return pools[-1]
+    class Pool(ProcessPoolExecutor):
+        def __init__(self, count, context):
+            pools.append(self)
+            super().__init__(count if len(pools) == 1 else 1, context)
 
     def kill_once(done, total):
         if len(pools) == 1 and done == 3:
-            for pid in list(pools[0]._processes):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(next(iter(pools[0]._processes)), signal.SIGKILL)
 
+    monkeypatch.setattr("ditto_core.executor.ProcessPoolExecutor", Pool)
     said = []
-    told = replace(workspace, say=said.append)
-    result = run_gate(tiny_gate(), told, run=on_executor(connect), on_sample=kill_once)
+    result = run_gate(tiny_gate(), replace(workspace, say=said.append), run=local_processes(2), on_sample=kill_once)
     assert comparable(result) == comparable(whole)
     assert len(pools) == 2
     assert any("a worker died" in line for line in said)
@@ -137,7 +133,7 @@ def test_a_worker_that_would_build_another_engine_is_refused(workspace):
 
 def test_a_sample_without_a_result_is_an_error(workspace):
     def forgetful(job, tasks, workspace):
-        from ditto_core.gates.executor import in_process
+        from ditto_core.executor import in_process
 
         yield from list(in_process(job, tasks, workspace))[:-1]
 
@@ -152,42 +148,37 @@ SCRIPT = """
     from ditto_core.gates import run_gate
     from ditto_core.gates.scoring import Scorer
     from ditto_core.workspace import Workspace
-    from pathlib import Path
     from tests.gate_suites import tiny_gate, tiny_suite
 
-    folder, kill_at = Path(sys.argv[2]), int(sys.argv[3])
-    log, score = folder / "scored", Scorer.score
+    score, scored = Scorer.score, []
 
     def counted(self, sample, known=None):
-        if log.exists() and len(log.read_text().split()) == kill_at:
+        if len(scored) == 6:
             os.kill(os.getpid(), signal.SIGKILL)
-        with log.open("a") as stream:
-            print(sample.id, file=stream)
+        scored.append(sample.id)
+        print(sample.id, flush=True)
         return score(self, sample, known)
 
     Scorer.score = counted
-    workspace = Workspace(Cache(sys.argv[1]), say=print)
-    run_gate(tiny_gate(tiny_suite(7, 5, 3)), workspace).save(folder / "gate.json")
+    run_gate(tiny_gate(tiny_suite(7, 5, 3)), Workspace(Cache(sys.argv[1])))
 """
 
 
-def run_script(shared_cache_dir, folder, kill_at):
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(shared_cache_dir), str(folder), str(kill_at)]
+def test_a_killed_gate_goes_on_without_repeating_a_sample(workspace, shared_cache_dir, monkeypatch):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-
-
-def test_a_killed_gate_goes_on_without_repeating_a_sample(workspace, shared_cache_dir, tmp_path):
-    killed = run_script(shared_cache_dir, tmp_path, 6)
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(shared_cache_dir)]
+    killed = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not (tmp_path / "gate.json").exists()
-    resumed = run_script(shared_cache_dir, tmp_path, -1)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "gate tiny goes on: 6 of 18 samples are done" in resumed.stdout
+    before = killed.stdout.split()
+    assert len(before) == 6
+
+    scored, said, score = [], [], Scorer.score
+    monkeypatch.setattr(Scorer, "score", lambda self, s, known=None: scored.append(s.id) or score(self, s, known))
     suite = tiny_suite(7, 5, 3)
-    assert Counter((tmp_path / "scored").read_text().split()) == Counter(suite.ids)
-    fresh = run_gate(tiny_gate(suite), workspace)
-    assert comparable(GateResult.load(tmp_path / "gate.json")) == comparable(fresh)
+    resumed = run_gate(tiny_gate(suite), replace(workspace, say=said.append))
+    assert said == ["gate tiny goes on: 6 of 18 samples are done"]
+    assert Counter(before + scored) == Counter(suite.ids)
+    assert comparable(resumed) == comparable(run_gate(tiny_gate(suite), workspace))
 
 
 def test_a_baseline_replaces_the_reference(workspace, whole):

@@ -1,7 +1,6 @@
 """`ditto gate` as a user types it, and the workflow of docs/gates.md as CI would run it."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ditto_core.cli import main
+from ditto_core.compare.rules import load_tolerance
 from tests.gate_suites import tiny_suite, write_suite
 from tests.models import llama
 
@@ -31,18 +31,6 @@ def project(tmp_path_factory):
     for arguments in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "x"]):
         subprocess.run(["git", *arguments], cwd=folder, check=True)
     return folder
-
-
-@pytest.fixture
-def process(project, shared_cache_dir):
-    """Run a command in a process of its own."""
-
-    def run(*arguments):
-        env = {**os.environ, "DITTO_CACHE_DIR": str(shared_cache_dir), "PYTHONPATH": str(ROOT)}
-        line = [sys.executable, "-m", "ditto_core", *map(str, arguments)]
-        return subprocess.run(line, cwd=project, env=env, capture_output=True, text=True, check=False)
-
-    return run
 
 
 @pytest.fixture
@@ -71,10 +59,10 @@ def workflow_commands(sha):
             yield shlex.split(text.replace("${{ matrix.shard }}", number))
 
 
-def test_the_workflow_of_the_page_runs_and_a_stale_foreign_or_edited_result_is_refused(process, command, project):
+def test_the_workflow_of_the_page_runs_and_a_stale_foreign_or_edited_result_is_refused(command, project):
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, capture_output=True, text=True, check=True)
     sha = head.stdout.strip()
-    done = [process(*line) for line in workflow_commands(sha)]
+    done = [command(*line) for line in workflow_commands(sha)]
     assert [d.returncode for d in done] == [0] * 4, "\n".join(d.stdout + d.stderr for d in done)
     assert "smallest detectable drop of accuracy on 5 samples" in done[0].stderr
     assert done[0].stdout.startswith("shard 1/2: 6 of 11 samples")
@@ -122,6 +110,17 @@ def test_a_baseline_is_written_and_used(command, tmp_path):
     assert used.returncode == 0, used.stderr
     assert "kl_mean" in written.stdout
     assert "kl_mean" not in used.stdout
+
+
+def test_tolerances_are_measured_over_the_suite_of_a_gate(command, tmp_path):
+    rules = tmp_path / "tolerances.toml"
+    words = ["nightly", "--samples", "2", "--add-output", "lm_head", "--dtype", "float32", "--output", rules]
+    done = command("calibrate", *words)
+    assert done.returncode == 0, done.stderr
+    assert "1 rules in" in done.stderr
+    assert "suite: 2 of 2 samples" in done.stderr
+    assert "onnxruntime int8 against onnxruntime float32, 1 steps" in rules.read_text()
+    assert [rule.selector for rule in load_tolerance(rules).rules] == ["lm_head"]
 
 
 @pytest.mark.parametrize(

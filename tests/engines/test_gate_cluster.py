@@ -6,8 +6,9 @@ import signal
 import pytest
 
 from ditto_core.errors import UsageError
+from ditto_core.executor import on_cluster
 from ditto_core.gates import run_gate
-from ditto_core.gates.executor import on_cluster
+from ditto_core.gates.calibration import Calibration, calibrate_suite
 from tests.gate_suites import tiny_gate, tiny_suite
 
 distributed = pytest.importorskip("distributed")
@@ -40,6 +41,11 @@ def test_three_workers_of_which_one_is_killed_give_the_bits_of_one_process(clust
     assert victims
     assert [r.to_json() for r in result.records] == [r.to_json() for r in alone.records]
     assert [v.to_json() for v in result.verdicts] == [v.to_json() for v in alone.verdicts]
+
+    work = Calibration.of(gate, "lm_head", workspace)  # on the same cluster: its workers are slow to start
+    few = gate.suite.first(4)
+    spread = calibrate_suite(work, few, workspace, run=on_cluster(cluster.scheduler_address))
+    assert spread == calibrate_suite(work, few, workspace)
 
 
 def test_an_address_where_nobody_listens_is_one_line(workspace):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from ditto_core.cli import gate_options as shared
+from ditto_core.cli import screen
 from ditto_core.errors import UsageError
 from ditto_core.units import format_age, parse_age
 
 if TYPE_CHECKING:
-    from ditto_core.gates import Baseline, Gate, GateResult
+    from ditto_core.gates import Baseline, GateResult
     from ditto_core.gates.settings import GateSettings
 
 app = typer.Typer(no_args_is_help=True, help="Accuracy gates: run, merge shards, check a result.")
@@ -25,70 +25,45 @@ RESULT = Path("gate.json")
 
 @app.command("run")
 def run(
-    name: Annotated[str, typer.Argument(help="A gate of pyproject.toml: [tool.ditto_core.gates.NAME].")] = "",
-    model: Annotated[str, typer.Option(help="Hub id, model directory or GGUF file.")] = "",
-    backend: Annotated[str, typer.Option(help="Engine to build for [default: onnxruntime].")] = "",
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 [default: float32].")] = "",
-    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the backend; repeatable.")] = None,
-    profile: Annotated[
-        list[str] | None, typer.Option(help="DIM=MIN,OPT,MAX for batch, length or past; repeatable.")
-    ] = None,
-    suite: Annotated[str, typer.Option(help="JSONL file, classics or classics-choice [default: classics].")] = "",
-    samples: Annotated[int | None, typer.Option(help="Only the first N samples.")] = None,
-    reference: Annotated[
-        str, typer.Option(help="eager, eager:DTYPE, or a backend (without --option) [default: eager].")
-    ] = "",
-    limit: Annotated[list[str] | None, typer.Option(help="METRIC=BOUND, or METRIC=none; repeatable.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Chance that a healthy engine fails [default: 0.05].")] = None,
-    beta: Annotated[float | None, typer.Option(help="Chance to miss the smallest effect [default: 0.2].")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the bootstrap [default: 0].")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="After each prompt [default: 16].")] = None,
-    baseline: Annotated[Path | None, typer.Option(help="Take the reference's results from this file.")] = None,
+    context: typer.Context,
+    name: shared.Name = "",
+    model: shared.Model = "",
+    backend: shared.Backend = "",
+    dtype: shared.Dtype = "",
+    option: shared.BuildOption = None,
+    profile: shared.Profile = None,
+    suite: shared.SuiteName = "",
+    samples: shared.Samples = None,
+    reference: shared.Reference = "",
+    limit: shared.Limit = None,
+    alpha: shared.Alpha = None,
+    beta: shared.Beta = None,
+    seed: shared.Seed = None,
+    max_new_tokens: shared.NewTokens = None,
+    baseline: shared.BaselineFile = None,
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Run the reference and write the baseline anew.")
     ] = False,
     shard: Annotated[str, typer.Option(help="NUMBER/COUNT: run this share only, for `ditto gate merge`.")] = "1/1",
-    jobs: Annotated[int, typer.Option(help="Local processes.")] = 1,
-    cluster: Annotated[str, typer.Option(help="Run on the Dask cluster at this address, tcp://host:8786.")] = "",
+    jobs: shared.Jobs = 1,
+    cluster: shared.Cluster = "",
     output: Output = RESULT,
-    cache_dir: Annotated[str, typer.Option(help="Cache directory, or fsspec URL (or DITTO_CACHE_DIR).")] = "",
+    cache_dir: shared.CacheDir = "",
 ) -> None:
     """Run a gate. What it can detect is printed first; an interrupted run goes on where it stopped."""
-    from ditto_core.cli import screen
-    from ditto_core.cli.build import pair, sizes
     from ditto_core.executor import executor_of
     from ditto_core.gates.gate import run_gate
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.text import plan
 
-    settings = settings_of(name).over(
-        model=model,
-        backend=backend,
-        dtype=dtype,
-        options=dict(pair(text, "--option") for text in option or []),
-        profile=dict(sizes(text) for text in profile or []),
-        suite=str(Path(suite).absolute()) if Path(suite).is_file() else suite,
-        samples=samples,
-        reference=reference,
-        limits=dict(limit_of(text) for text in limit or []),
-        alpha=alpha,
-        beta=beta,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        baseline=str(baseline.absolute()) if baseline else None,
-    )
-    gate, part = settings.gate(), Shard.parse(shard)
+    settings = shared.settings_of(context)
+    gate, part, execute = settings.gate(), Shard.parse(shard), executor_of(jobs, cluster)
     known = baseline_of(settings, update_baseline, part)
     for line in plan(gate.suite, gate.policy):
         typer.echo(line, err=True)
-    result = run_gate(
-        gate,
-        screen.workspace(cache_dir),
-        shard=part,
-        baseline=known,
-        run=executor_of(jobs, cluster),
-        on_sample=progress(gate),
-    )
+    workspace = screen.workspace(cache_dir)
+    on_sample = screen.counter(gate.suite.name)
+    result = run_gate(gate, workspace, shard=part, baseline=known, run=execute, on_sample=on_sample)
     result.save(output)
     if update_baseline and settings.baseline:
         save_baseline(result, settings.baseline)
@@ -127,13 +102,6 @@ def check(
     raise typer.Exit(0 if result else 1)
 
 
-def settings_of(name: str) -> GateSettings:
-    """Return the settings of a gate of the project, none without a name."""
-    from ditto_core.gates.settings import GateSettings, project_gate
-
-    return project_gate(Path.cwd(), name) if name else GateSettings()
-
-
 def baseline_of(settings: GateSettings, update: bool, shard: Any) -> Baseline | None:
     """Load the baseline that a run compares with. Raises :class:`UsageError`."""
     from ditto_core.gates.baseline import Baseline
@@ -149,28 +117,6 @@ def save_baseline(result: GateResult, path: Path) -> None:
 
     Baseline.of(result).save(path)
     typer.echo(f"{len(result.ids)} samples in {path}: review and commit it", err=True)
-
-
-def limit_of(text: str) -> tuple[str, str]:
-    """Split ``METRIC=BOUND``."""
-    name, equals, bound = text.partition("=")
-    if not (name and equals and bound):
-        raise UsageError(f"--limit got {text!r}, expected METRIC=BOUND such as kl_mean=0.01")
-    return name, bound
-
-
-def progress(gate: Gate) -> Callable[[int, int], None]:
-    """Return what shows how far a run is: a line that is rewritten on a terminal, else a line each tenth."""
-    console = Console(stderr=True)
-
-    def on_sample(done: int, total: int) -> None:
-        text = f"{gate.suite.name}: {done} of {total} samples"
-        if console.is_terminal:
-            console.print(text, end="\n" if done == total else "\r", highlight=False)
-        elif done == total or done % max(1, total // 10) == 0:
-            console.print(text, highlight=False)
-
-    return on_sample
 
 
 def finish(result: GateResult, output: Path) -> None:

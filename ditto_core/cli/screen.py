@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -24,3 +25,17 @@ def workspace(cache_dir: Path | str | None = None, artifacts: Path | None = None
         console.print(f"ditto: {message}", highlight=False)
 
     return Workspace(Cache.at(cache_dir), say, progress, artifacts)
+
+
+def counter(what: str) -> Callable[[int, int], None]:
+    """Return what shows how far a run is: a line that is rewritten on a terminal, else a line each tenth."""
+    console = Console(stderr=True)
+
+    def on_sample(done: int, total: int) -> None:
+        text = f"{what}: {done} of {total} samples"
+        if console.is_terminal:
+            console.print(text, end="\n" if done == total else "\r", highlight=False)
+        elif done == total or done % max(1, total // 10) == 0:
+            console.print(text, highlight=False)
+
+    return on_sample

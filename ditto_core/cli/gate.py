@@ -59,7 +59,7 @@ def run(
     settings = shared.settings_of(context)
     gate, part, execute = settings.gate(), Shard.parse(shard), executor_of(jobs, cluster)
     known = baseline_of(settings, update_baseline, part)
-    for line in plan(gate.suite, gate.policy):
+    for line in plan(gate.suite, gate.policy, gate.dtype):
         typer.echo(line, err=True)
     workspace = screen.workspace(cache_dir)
     on_sample = screen.counter(gate.suite.name)

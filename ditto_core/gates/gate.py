@@ -53,6 +53,11 @@ class Gate:
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
 
+    @property
+    def dtype(self) -> str:
+        """What the engine is judged by: the dtype of its quantized weights, where it has any."""
+        return dtype_of(self.spec)
+
 
 def resolved(spec: EngineSpec, reference: Any) -> Any:
     """Return a gate's reference as a spec, or as ``eager`` with a dtype. Raises :class:`UsageError`."""
@@ -143,7 +148,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         engine_label=label_of(gate.spec),
         reference=reference,
         reference_label=label,
-        dtype=dtype_of(gate.spec),
+        dtype=gate.dtype,
         max_new_tokens=gate.max_new_tokens,
     )
     return job, identity

@@ -26,13 +26,15 @@ class Policy:
     """How a gate decides.
 
     ``alpha``: chance that a healthy engine fails, for each metric that is judged. ``beta``: chance that an effect of
-    the smallest detectable size is missed. ``discordant``: share of pairs expected to differ, for the plan.
+    the smallest detectable size is missed. What is expected, for the plan alone: ``discordant``, the share of answers
+    that differ, and ``spread``, the standard deviation over texts of the difference of log-likelihoods, nats a token.
     ``limits``: bound by metric; infinity reports without judging, and what is not named gets its default.
     """
 
     alpha: float = 0.05
     beta: float = 0.2
     discordant: float = 0.05
+    spread: float = 0.01
     resamples: int = 10_000
     seed: int = 0
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -41,6 +43,8 @@ class Policy:
         for name in ("alpha", "beta", "discordant"):
             if not 0 < getattr(self, name) < 0.5:
                 raise UsageError(f"a gate's {name} is {getattr(self, name)!r}, expected a number between 0 and 0.5")
+        if not 0 < self.spread < math.inf:
+            raise UsageError(f"a gate's spread is {self.spread!r}, expected nats a token above 0")
         if self.resamples < 100:
             raise UsageError(f"a gate's resamples are {self.resamples}, expected at least 100")
         for name, value in self.limits.items():

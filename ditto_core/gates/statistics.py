@@ -61,6 +61,14 @@ def miettinen_pairs(drop: float, discordant: float, alpha: float, beta: float) -
     return (root / drop) ** 2
 
 
+def detectable_mean(n: int, *, sigma: float, alpha: float, beta: float) -> float:
+    """Return the smallest mean of ``n`` paired differences of standard deviation ``sigma`` that a one-sided test finds
+    with probability 1 - ``beta``, in the normal limit: (z_alpha + z_beta) sigma / sqrt(n).
+    """
+    z = NormalDist().inv_cdf
+    return -(z(alpha) + z(beta)) * sigma / math.sqrt(n)
+
+
 def unpaired_threshold(reference: float, n: int, *, alpha: float, sigma: float = WORST_SIGMA) -> float:
     """Return the accuracy (points, 0..100) below which TensorRT-LLM's accuracy test fails.
 
@@ -72,8 +80,7 @@ def unpaired_threshold(reference: float, n: int, *, alpha: float, sigma: float =
 
 def unpaired_detectable(n: int, *, alpha: float, beta: float, sigma: float = WORST_SIGMA) -> float:
     """Return the smallest drop (points) that TensorRT-LLM's test finds with probability 1 - ``beta``."""
-    z = NormalDist().inv_cdf
-    return -(z(alpha) + z(beta)) * math.sqrt(2 * sigma**2 / n)
+    return detectable_mean(n, sigma=math.sqrt(2) * sigma, alpha=alpha, beta=beta)
 
 
 @cache

@@ -182,6 +182,7 @@ def test_no_baseline_is_taken_from_an_incomplete_run():
         ({"limits": {"perplexity_ratio": 0.9}}, "at least 1"),
         ({"limits": {"kl_mean": math.nan}}, "at least 0"),
         ({"resamples": 3}, "at least 100"),
+        ({"spread": 0.0}, "spread is 0.0"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused(settings, message):

@@ -4,15 +4,20 @@ import numpy as np
 import pytest
 
 from ditto_core.gates.bootstrap import quantile_interval, ratio_interval
+from ditto_core.gates.policy import Policy
 from ditto_core.gates.statistics import (
     critical,
     detectable_drop,
+    detectable_mean,
     mcnemar,
     mcnemar_power,
     miettinen_pairs,
     unpaired_detectable,
     unpaired_threshold,
 )
+from ditto_core.gates.suite import Sample, Suite
+from ditto_core.gates.text import plan
+from tests.gate_suites import tiny_suite
 
 DRAWS = {"alpha": 0.05, "seed": 0, "resamples": 2000}
 
@@ -109,3 +114,31 @@ def test_healthy_runs_raise_no_more_false_alarms_than_alpha(distribution):
         w = generator.integers(30, 90, 57).astype(float)
         alarms += ratio_interval((x * w).tolist(), w.tolist(), alpha=0.05, seed=run, resamples=400).low > 0
     assert alarms <= 29  # 99.9 % quantile of Binomial(300, 0.05) is 28
+
+
+def test_the_plan_says_what_each_metric_can_detect():
+    first, accuracy, perplexity = plan(tiny_suite(100, 171, 0), Policy(), "float32")
+    assert first == "suite tiny: 271 samples, alpha 0.05, power 80%, seed 0"
+    assert "on 171 samples: 4.43 points, if 5% of the pairs differ (13.45 points by the unpaired test)" in accuracy
+    ratio = 1.001 * math.exp((1.6448536 + 0.8416212) * 0.01 / 10)
+    assert f"on 100 texts: {ratio:.4f} (limit 1.001), if their differences spread by 0.01 nats a token" in perplexity
+
+
+def test_a_limit_moves_what_the_plan_can_detect():
+    limits = {"accuracy_drop": 0.01, "perplexity_ratio": math.inf}
+    _, accuracy, perplexity = plan(tiny_suite(4, 400, 0), Policy(limits=limits), "float32")
+    points = 1 + 100 * (1.6448536 + 0.8416212) * math.sqrt(0.05 / 400)
+    assert f"on 400 samples: {points:.2f} points (limit 1)" in accuracy
+    assert perplexity == "perplexity of 4 texts is reported, not judged"
+
+
+def test_the_plan_of_prompts_alone_says_that_there_is_nothing_to_detect():
+    prompts = Suite("p", (Sample("a", prompt=(1, 2)),))
+    assert [*plan(prompts, Policy(), "float32")][1].startswith("smallest detectable effect: none")
+
+
+def test_a_mean_of_exactly_the_detectable_size_is_found_as_often_as_was_asked_for():
+    n, sigma = 64, 2.0
+    shift = detectable_mean(n, sigma=sigma, alpha=0.05, beta=0.2)
+    means = np.random.default_rng(2).normal(shift, sigma / math.sqrt(n), 20_000)
+    assert np.mean(means > 1.6448536 * sigma / math.sqrt(n)) == pytest.approx(0.8, abs=0.01)

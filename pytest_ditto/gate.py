@@ -56,6 +56,7 @@ def ditto_gate(
     from ditto_core.executor import local_processes
     from ditto_core.gates.gate import run_gate
     from ditto_core.gates.shards import Shard
+    from ditto_core.gates.text import plan
 
     item, arguments = request.node, arguments_of(request.node)
     settings, shard = settings_of(item, arguments), Shard.parse(_ditto_gate_shard)
@@ -64,6 +65,7 @@ def ditto_gate(
     update = request.config.stash[OPTIONS].update_baseline
     baseline = baseline_of(settings, update)
     run = local_processes(int(arguments.get("jobs", 1)))
+    print("\n".join(plan(gate.suite, gate.policy, gate.dtype)))  # pytest shows it with -s, or when the test fails
     result = run_gate(gate, ditto_workspace, shard=shard, baseline=baseline, run=run)
     if shard.count > 1:
         result = together(item, result, shard.count, shared_folder(request.config, tmp_path_factory))

@@ -53,6 +53,7 @@ def test_a_quantized_engine_fails_with_number_limit_and_table(gate):
     assert "limit 0.0014" in text
     assert "90% interval" in text
     assert "kl_p99" in text
+    assert "smallest detectable drop of accuracy on 5 samples" in text
 
 
 def test_limits_of_the_marker_decide(gate):

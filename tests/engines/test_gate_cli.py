@@ -12,6 +12,8 @@ import pytest
 
 from ditto_core.cli import main
 from ditto_core.compare.rules import load_tolerance
+from ditto_core.gates import Policy, load_suite
+from ditto_core.gates.text import plan
 from tests.gate_suites import tiny_suite, write_suite
 from tests.models import llama
 
@@ -80,6 +82,11 @@ def test_the_workflow_of_the_page_runs_and_a_stale_foreign_or_edited_result_is_r
     result.write_text(json.dumps({**data, "records": data["records"][1:]}))
     edited = command("gate", "check", result)
     assert (edited.returncode, "was changed after it was written" in edited.stderr) == (2, True)
+
+
+def test_the_plan_on_the_page_is_the_plan_of_the_suite():
+    (block,) = re.findall(r"^```\n(suite .*?)^```", DOC, re.DOTALL | re.MULTILINE)
+    assert block.splitlines() == list(plan(load_suite("classics-choice"), Policy(), "float32"))
 
 
 def test_one_missing_sample_fails_closed(command, project, tmp_path):

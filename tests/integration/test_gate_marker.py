@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from tests.gate_suites import tiny_suite, write_suite
 
+ROOT = Path(__file__).parents[2]
 GATE = """
 import pytest
 from tiny import tiny_llama
@@ -124,3 +127,14 @@ def test_the_fixture_without_its_marker_is_refused(project):
     result = project.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "add @pytest.mark.ditto_gate()" in result.stdout.str()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/gates.md"])
+def test_the_example_of_the_page_runs(gate, page):
+    (example,) = re.findall(r"^```python\n(@pytest.mark.ditto_engine.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    project = gate()
+    (project.path / "tiny.jsonl").rename(project.path / "suite.jsonl")
+    example = example.replace('"path-or-hub-id"', "model=tiny_llama")
+    project.makepyfile(test_answers=f"import pytest\nfrom tiny import tiny_llama\n\n{example}")
+    text = project.runpytest_inprocess().stdout.str()
+    assert "ditto-engine: gate suite on onnxruntime int8 against" in text

@@ -7,12 +7,13 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ditto_core.errors import RunError, UsageError
+from ditto_core.gpus import pin_next_gpu
 
 if TYPE_CHECKING:
     from ditto_core.workspace import Workspace
@@ -66,17 +67,24 @@ def executor_of(jobs: int, cluster: str) -> Run:
 
 
 def local_processes(count: int) -> Run:
-    """Return what does tasks in ``count`` processes of this machine. Raises :class:`UsageError` below one."""
+    """Return what does tasks in ``count`` processes of this machine, each on a GPU of its own where there are several.
+
+    Raises :class:`UsageError` below one.
+    """
     if count < 1:
         raise UsageError(f"the number of jobs is {count}, expected at least 1")
     if count == 1:
         return in_process
     # A forked child inherits torch's locked mutexes and CUDA's dead context.
     spawn = multiprocessing.get_context("spawn")
-    return on_executor(lambda: ProcessPoolExecutor(count, spawn))
+
+    def connect() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(count, spawn, initializer=pin_next_gpu, initargs=(spawn.Value("i", 0),))
+
+    return OnExecutor(connect)
 
 
-def on_cluster(address: str, *, timeout: float = 30) -> Run:
+def on_cluster(address: str, *, timeout: float = 30) -> OnExecutor:
     """Return what does tasks on a Dask cluster, ``tcp://host:8786``.
 
     ``timeout`` in seconds, to connect. Raises :class:`UsageError` without Dask, or where no scheduler answers.
@@ -93,37 +101,68 @@ def on_cluster(address: str, *, timeout: float = 30) -> Run:
         except OSError as error:
             raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
         with client, client.get_executor() as executor:
-            try:
-                yield executor
-            except distributed.KilledWorker as error:  # the scheduler has tried it on several workers by itself
-                raise RunError(f"a task killed every worker that took it: {error}") from error
+            yield executor
 
-    return on_executor(connect)
+    return OnExecutor(connect, gives_up=(distributed.KilledWorker,))
 
 
-def on_executor(connect: Open) -> Run:
-    """Return what does tasks on any :class:`concurrent.futures.Executor`.
+class OnExecutor:
+    """Does tasks on any :class:`concurrent.futures.Executor`; in a ``with`` block it stays open between calls.
 
-    The tasks of a worker that dies are done again: by the executor itself where it can (Dask), else in a new one
-    (:class:`ProcessPoolExecutor`). Raises :class:`RunError` when workers die ``ATTEMPTS`` times.
+    The tasks of a worker that dies are done again: by the executor itself where it can (Dask, which raises one of
+    ``gives_up`` in the end), else in a new one (:class:`ProcessPoolExecutor`).
     """
 
-    def run(work: Work, tasks: Mapping[str, Any], workspace: Workspace) -> Iterator[tuple[str, Any]]:
+    def __init__(self, connect: Open, gives_up: tuple[type[Exception], ...] = ()) -> None:
+        self._connect, self._gives_up = connect, gives_up
+        self._kept: ExitStack | None = None
+        self._executor: Executor | None = None
+
+    def __enter__(self) -> OnExecutor:
+        self._kept = ExitStack()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = self._executor = None
+
+    def __call__(self, work: Work, tasks: Mapping[str, Any], workspace: Workspace) -> Iterator[tuple[str, Any]]:
+        """See :data:`Run`. Raises :class:`RunError` when workers die ``ATTEMPTS`` times."""
         left = dict(tasks)
         for attempt in range(1, ATTEMPTS + 1):
             if not left:
                 return
             try:
-                with connect() as executor:
+                with self._opened() as executor:
                     for name, result in submitted(executor, work, left):
                         del left[name]
                         yield name, result
             except BrokenExecutor as error:
                 workspace.say(f"a worker died ({error}); attempt {attempt} of {ATTEMPTS}, {len(left)} tasks are left")
+            except self._gives_up as error:
+                raise RunError(f"a task killed every worker that took it: {error}") from error
         if left:
             raise RunError(f"workers died {ATTEMPTS} times, {len(left)} tasks have no result: {next(iter(left))!r} …")
 
-    return run
+    @contextmanager
+    def _opened(self) -> Iterator[Executor]:
+        if self._kept is None:
+            with self._connect() as executor:
+                yield executor
+            return
+        if self._executor is None:
+            self._executor = self._kept.enter_context(self._connect())
+        try:
+            yield self._executor
+        except BrokenExecutor:
+            self._executor = None
+            raise
+
+
+def kept_open(run: Run) -> AbstractContextManager[Any]:
+    """Return a block in which what ``run`` uses stays open between calls."""
+    return run if isinstance(run, OnExecutor) else nullcontext()
 
 
 def submitted(executor: Executor, work: Work, tasks: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -37,6 +37,7 @@ class Options:
     localize: bool = False
     calibrate: Path | None = None
     update_baseline: bool = False
+    pin_gpus: bool = True
 
 
 OPTIONS = pytest.StashKey[Options]()
@@ -265,6 +266,14 @@ SETTINGS = (
         read_switch,
         "Run the references of accuracy gates and write their baselines anew",
         switch=True,
+    ),
+    Setting(
+        "pin_gpus",
+        read_switch,
+        "Let every worker of xdist use all GPUs, in place of one each",
+        switch=True,
+        on_value="false",
+        flag_name="no_pin_gpus",
     ),
 )
 

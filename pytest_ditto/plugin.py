@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ditto_core.gpus import pin_gpu
 from pytest_ditto import bench, examples, gate, marker, options, reporting, reports
 from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
 from pytest_ditto.gate import _ditto_gate_shard, ditto_gate
@@ -34,11 +35,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marker.SIGNATURE)
     config.addinivalue_line("markers", gate.SIGNATURE)
     config.stash[options.OPTIONS] = options.read_options(config)
+    pin_worker(config)
     config.stash[bench.NOTES] = []
     reports.prepare(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(reporting.Tally(), "ditto-engine-tally")
         config.pluginmanager.register(gate.GateTally(), "ditto-engine-gates")
+
+
+def pin_worker(config: pytest.Config) -> None:
+    """Give a worker of xdist (``gw0``, ``gw1`` …) a GPU of its own, where there are several."""
+    number = getattr(config, "workerinput", {}).get("workerid", "").removeprefix("gw")
+    if number.isdigit() and config.stash[options.OPTIONS].pin_gpus:
+        pin_gpu(int(number))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -107,9 +107,9 @@ def test_samples_of_a_killed_process_run_again_in_a_new_pool_with_the_same_bits(
     pools = []
 
     class Pool(ProcessPoolExecutor):
-        def __init__(self, count, context):
+        def __init__(self, count, context, **setup):
             pools.append(self)
-            super().__init__(count if len(pools) == 1 else 1, context)
+            super().__init__(count if len(pools) == 1 else 1, context, **setup)
 
     def kill_once(done, total):
         if len(pools) == 1 and done == 3:

@@ -5,10 +5,15 @@ import signal
 
 import pytest
 
+from ditto_core.debug.iterations import IterationOptions
+from ditto_core.debug.precision import PrecisionOptions, find_precision
+from ditto_core.debug.trials import Elsewhere
 from ditto_core.errors import UsageError
 from ditto_core.executor import on_cluster
 from ditto_core.gates import run_gate
 from ditto_core.gates.calibration import Calibration, calibrate_suite
+from ditto_core.spec import EngineSpec
+from tests.engines.overflow import one_hot_norm
 from tests.gate_suites import tiny_gate, tiny_suite
 
 distributed = pytest.importorskip("distributed")
@@ -21,7 +26,7 @@ def cluster(tmp_path):
         yield cluster
 
 
-def test_three_workers_of_which_one_is_killed_give_the_bits_of_one_process(cluster, workspace):
+def test_three_workers_of_which_one_is_killed_give_the_bits_of_one_process(cluster, workspace, tmp_path):
     gate = tiny_gate(tiny_suite(14, 14, 2))
     alone = run_gate(gate, workspace)
     victims = []
@@ -44,8 +49,23 @@ def test_three_workers_of_which_one_is_killed_give_the_bits_of_one_process(clust
 
     work = Calibration.of(gate, "lm_head", workspace)  # on the same cluster: its workers are slow to start
     few = gate.suite.first(4)
-    spread = calibrate_suite(work, few, workspace, run=on_cluster(cluster.scheduler_address))
-    assert spread == calibrate_suite(work, few, workspace)
+    run = on_cluster(cluster.scheduler_address)
+    assert calibrate_suite(work, few, workspace, run=run) == calibrate_suite(work, few, workspace)
+
+    with run:
+        spread = search(workspace, tmp_path / "spread.onnx", Elsewhere(run, workspace))
+    alone = search(workspace, tmp_path / "alone.onnx", None)
+    assert spread.kept == alone.kept
+    assert len(alone.kept) == 4
+    assert (tmp_path / "spread.onnx").read_bytes() == (tmp_path / "alone.onnx").read_bytes()
+
+
+def search(workspace, output, elsewhere):
+    """`ditto debug precision` on a graph whose norm overflows float16."""
+    path = workspace.export(EngineSpec.of(one_hot_norm, dtype="float16")).onnx_path
+    options = PrecisionOptions(path, {"x": one_hot_norm()[1]["x"].numpy()})
+    iteration = IterationOptions(iter_info=output.with_suffix(".json"), save_replay=output.with_suffix(".replay"))
+    return find_precision(options, iteration, output, print, elsewhere)
 
 
 def test_an_address_where_nobody_listens_is_one_line(workspace):

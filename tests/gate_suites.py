@@ -25,8 +25,8 @@ def tiny_suite(texts: int = 6, choices: int = 6, prompts: int = 2) -> Suite:
     return Suite("tiny", tuple(samples))
 
 
-def tiny_gate(suite: Suite | None = None, reference: Any = "eager:float32", **options: Any) -> Gate:
-    spec = EngineSpec.of(llama, options=options)
+def tiny_gate(suite: Suite | None = None, reference: Any = "eager:float32", model: Any = llama, **options: Any) -> Gate:
+    spec = EngineSpec.of(model, options=options)
     return Gate(spec, suite or tiny_suite(), reference, Policy(resamples=500), max_new_tokens=4)
 
 
@@ -34,3 +34,9 @@ def write_suite(path: Path, suite: Suite | None = None) -> Path:
     lines = [json.dumps(sample.to_json()) for sample in (suite or tiny_suite()).samples]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def int8_gate(folder: Path, suite: Suite | None = None) -> Gate:
+    """A gate whose two sides are engines of a model on disk: workers start fast, they load no module."""
+    llama().save_pretrained(folder / "llama")
+    return tiny_gate(suite, "onnxruntime", str(folder / "llama"), quantize="int8")

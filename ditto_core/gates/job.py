@@ -51,15 +51,15 @@ class Job:
                 f"this worker builds engine {engine.directory.name[:12]}, expected {self.engine[:12]}: "
                 f"its versions or GPU differ from those of the machine that runs the gate"
             )
-        from ditto_core.export import vocab_size
         from ditto_core.reference import open_reference
         from ditto_core.workspace import torch_threads
 
-        model = workspace.model(self.spec.model, self.spec.attention)
+        language = workspace.language(self.spec.model)
         options = PairOptions(reference=self.reference, device=self.device, threads=self.threads)
         reference = None if self.reference is None else open_reference(workspace, self.spec, engine, options)
-        vocab = vocab_size(model.module)
-        scorer = Scorer(engine.open(), reference, model.tokenizer, vocab, self.spec.profile, self.steps)
+        scorer = Scorer(
+            engine.open(), reference, language.tokenizer, language.vocab_size, self.spec.profile, self.steps
+        )
 
         def score(task: Task) -> Record:
             with torch_threads(self.threads):

@@ -16,9 +16,10 @@ from ditto_core.errors import RunError, UsageError
 from ditto_core.executor import local_processes
 from ditto_core.gates import Baseline, Sample, Shard, Suite, merge, run_gate
 from ditto_core.gates.scoring import Scorer
-from ditto_core.models import tiny_decoder
+from ditto_core.models import Language, tiny_decoder
 from ditto_core.spec import EngineSpec
-from tests.gate_suites import tiny_gate, tiny_suite
+from ditto_core.workspace import Workspace
+from tests.gate_suites import int8_gate, tiny_gate, tiny_suite
 from tests.models import llama
 
 
@@ -103,7 +104,7 @@ def test_two_shards_merged_are_one_run(workspace, whole):
     assert comparable(merge(shards)) == comparable(whole)
 
 
-def test_samples_of_a_killed_process_run_again_in_a_new_pool_with_the_same_bits(workspace, whole, monkeypatch):
+def test_samples_of_a_killed_process_run_again_in_a_new_pool_with_the_same_bits(workspace, tmp_path, monkeypatch):
     pools = []
 
     class Pool(ProcessPoolExecutor):
@@ -116,9 +117,10 @@ def test_samples_of_a_killed_process_run_again_in_a_new_pool_with_the_same_bits(
             os.kill(next(iter(pools[0]._processes)), signal.SIGKILL)
 
     monkeypatch.setattr("ditto_core.executor.ProcessPoolExecutor", Pool)
-    said = []
-    result = run_gate(tiny_gate(), replace(workspace, say=said.append), run=local_processes(2), on_sample=kill_once)
-    assert comparable(result) == comparable(whole)
+    said, gate = [], int8_gate(tmp_path)
+    told = replace(workspace, say=said.append)
+    result = run_gate(gate, told, run=local_processes(2), on_sample=kill_once)
+    assert comparable(result) == comparable(run_gate(gate, workspace))
     assert len(pools) == 2
     assert any("a worker died" in line for line in said)
 
@@ -148,7 +150,7 @@ SCRIPT = """
     from ditto_core.gates import run_gate
     from ditto_core.gates.scoring import Scorer
     from ditto_core.workspace import Workspace
-    from tests.gate_suites import tiny_gate, tiny_suite
+    from tests.gate_suites import int8_gate, tiny_gate, tiny_suite
 
     score, scored = Scorer.score, []
 
@@ -235,3 +237,13 @@ def test_a_comparison_carries_the_fingerprints_of_engine_and_model(workspace):
     assert receipt.engine == workspace.build(spec).directory.name
     assert receipt.model == workspace.digest(spec.model)
     assert receipt.versions["onnxruntime"]
+
+
+def test_a_gate_between_two_engines_of_a_model_on_disk_loads_no_module(workspace, tmp_path):
+    gate = int8_gate(tmp_path, tiny_suite(1, 1, 1))
+    run_gate(gate, workspace)  # exported and built
+    fresh = Workspace(workspace.cache)
+    result = run_gate(gate, fresh)
+    assert len(result.records) == 4
+    assert not fresh._models
+    assert fresh.language(gate.spec.model) == workspace.language(EngineSpec.of(llama).model) == Language(None, 256)

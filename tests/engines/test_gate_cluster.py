@@ -14,7 +14,7 @@ from ditto_core.gates import run_gate
 from ditto_core.gates.calibration import Calibration, calibrate_suite
 from ditto_core.spec import EngineSpec
 from tests.engines.overflow import one_hot_norm
-from tests.gate_suites import tiny_gate, tiny_suite
+from tests.gate_suites import int8_gate, tiny_gate, tiny_suite
 
 distributed = pytest.importorskip("distributed")
 
@@ -27,7 +27,7 @@ def cluster(tmp_path):
 
 
 def test_three_workers_of_which_one_is_killed_give_the_bits_of_one_process(cluster, workspace, tmp_path):
-    gate = tiny_gate(tiny_suite(14, 14, 2))
+    gate = int8_gate(tmp_path, tiny_suite(14, 14, 2))
     alone = run_gate(gate, workspace)
     victims = []
 

@@ -47,27 +47,22 @@ def collect(run, work, numbers, workspace):
     return dict(run(work, {str(n): n for n in numbers}, workspace[0]))
 
 
-def test_a_block_keeps_the_process_for_the_next_call(tmp_path, workspace):
-    run = one_process()
+def test_a_block_keeps_the_process_and_a_killed_one_is_replaced(tmp_path, workspace):
+    run, work = one_process(), Squares(tmp_path, kills=1)
     with kept_open(run):
-        first, second = (collect(run, Squares(tmp_path), [n], workspace) for n in (1, 2))
-    assert (first["1"][0], second["2"][0]) == (1, 4)
+        first, second = (collect(run, work, [n], workspace) for n in (1, 2))
+        third = collect(run, work, [4, 3, 5], workspace)
+        fourth = collect(run, work, [3], workspace)
     assert first["1"][1] == second["2"][1] != os.getpid()
-
-
-def test_a_killed_process_is_replaced_and_its_tasks_are_done_again(tmp_path, workspace):
-    run = one_process()
-    with kept_open(run):
-        found = collect(run, Squares(tmp_path, kills=1), [1, 3, 5], workspace)
-        again = collect(run, Squares(tmp_path, kills=1), [4], workspace)
-    assert {name: value for name, (value, _) in found.items()} == {"1": 1, "3": 9, "5": 25}
-    assert again["4"][1] == found["3"][1]
+    assert {name: value for name, (value, _) in third.items()} == {"4": 16, "3": 9, "5": 25}
+    assert fourth["3"][1] == third["3"][1] != first["1"][1]
     assert len(workspace[1]) == 1
     assert "attempt 1 of 3" in workspace[1][0]
 
 
-def test_a_task_that_kills_every_process_ends_the_run(tmp_path, workspace):
-    with pytest.raises(RunError, match="workers died 3 times, 1 tasks have no result: '3'"):
+def test_a_task_that_kills_every_process_ends_the_run(tmp_path, workspace, monkeypatch):
+    monkeypatch.setattr("ditto_core.executor.ATTEMPTS", 2)
+    with pytest.raises(RunError, match="workers died 2 times, 1 tasks have no result: '3'"):
         collect(one_process(), Squares(tmp_path, kills=9), [3], workspace)
 
 

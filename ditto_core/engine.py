@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,12 @@ class Engine:
     refused: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """The cache's key (SHA-256, hex), empty for an engine that was copied out of the cache."""
+        name = self.directory.name
+        return name if re.fullmatch("[0-9a-f]{64}", name) else ""
 
     def open(self) -> Session:
         """Load the engine. Raises what its backend raises when it cannot run here."""

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from ditto_core import onnx_graph
+from ditto_core import models, onnx_graph
 from ditto_core.errors import BuildError
 from ditto_core.models import LoadedModel
 from ditto_core.recording import Recorder
@@ -278,10 +278,7 @@ def kv_geometry(module: nn.Module) -> list[tuple[int, int]]:
 
 def vocab_size(module: nn.Module) -> int:
     """Return the vocabulary's size, or 0 for a model without one."""
-    config: Any = getattr(module, "config", None)
-    if config is not None and hasattr(config, "get_text_config"):
-        config = config.get_text_config(decoder=True)
-    return int(getattr(config, "vocab_size", 0))
+    return models.vocab_size(getattr(module, "config", None))
 
 
 def class_name(module: nn.Module) -> str:

@@ -155,6 +155,8 @@ def _source(cls: type) -> str:
         return inspect.getsource(cls)
     except (OSError, TypeError):  # made at run time, or in an interactive session
         return ""
+    except SystemError:  # CPython 3.11's ast.parse fails so when another thread parses meanwhile
+        return _source(cls)
 
 
 def _settings(module: torch.nn.Module) -> dict[str, str]:

@@ -36,20 +36,49 @@ class LoadedModel:
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights, or None when there is none."""
-        if self.directory is None:
-            return None
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(self.directory)
-        except (OSError, ValueError, KeyError):
-            return None
+        return None if self.directory is None else load_tokenizer(self.directory)
 
     def cast(self, dtype: torch.dtype) -> LoadedModel:
         """Return a copy in another dtype, floating examples with it. Non-persistent buffers (rotary frequencies) keep
         theirs, as on loading."""
         examples = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.examples.items()}
         return LoadedModel(cast_module(self.module, dtype), self.decoder, self.label, examples, self.directory)
+
+
+@dataclass(frozen=True)
+class Language:
+    """What makes text a model's tokens: its tokenizer (None: it has none), and the vocabulary's size (0: not known)."""
+
+    tokenizer: Any
+    vocab_size: int
+
+
+def load_language(directory: Path, trust_remote_code: bool = False) -> Language:
+    """Read tokenizer and configuration and no weights. Raises :class:`ModelError` when there is no configuration."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{directory} has no configuration that transformers reads: {error}") from error
+    return Language(load_tokenizer(directory), vocab_size(config))
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """Return the tokenizer in a directory, or None when there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def vocab_size(config: Any) -> int:
+    """Return the vocabulary's size of a model's configuration, 0 where it has none."""
+    if config is not None and hasattr(config, "get_text_config"):
+        config = config.get_text_config(decoder=True)
+    return int(getattr(config, "vocab_size", 0))
 
 
 def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implementation: str = "eager") -> LoadedModel:

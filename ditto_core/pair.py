@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ditto_core.backends.base import Session
     from ditto_core.compare.comparison import Comparison
     from ditto_core.localize import Localization, Localizer
+    from ditto_core.receipt import Receipt
     from ditto_core.repro import Fed, Repro
     from ditto_core.spec import EngineSpec
 
@@ -262,6 +263,7 @@ class Pair:
             missing = {site: why for site, why in missing.items() if site not in absent}
         dump = str(self._dump_folder()) if self.options.dump else ""
         comparison = replace(comparison, missing=missing, notes=notes, dump=dump)
+        comparison = replace(comparison, receipt=self._receipt())
         if localizer is not None:
             comparison = replace(comparison, localization=self._conclude(localizer, comparison))
         elif not comparison and seconds <= self.options.localize_failed:
@@ -301,6 +303,19 @@ class Pair:
         from ditto_core.localize.graph import Graph
 
         return conclude(localizer, comparison, Graph(self.workspace.export(self.spec).onnx_path))
+
+    def _receipt(self) -> Receipt:
+        from ditto_core.receipt import make_receipt
+
+        model, reference = self.workspace.digest(self.spec.model), self.reference.info
+        facts = [reference.backend, reference.dtype, reference.device, dict(reference.facts), self.spec.attention]
+        return make_receipt(
+            engine=self.engine_files.fingerprint,
+            reference=fingerprint(model, facts),
+            model=model,
+            versions=self.engine_files.versions,
+            threads=self.options.threads,
+        )
 
     def _floor_key(self, key: Any) -> str:
         reference = self.reference.info

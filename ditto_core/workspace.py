@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ditto_core.export import Export
-    from ditto_core.models import LoadedModel
+    from ditto_core.models import Language, LoadedModel
     from ditto_core.sites import Tap
 
 ARTIFACTS_VARIABLE = "DEBUG_ARTIFACTS_DIR"
@@ -42,7 +42,7 @@ class Workspace:
     long piece of work. ``artifacts`` is the folder for readable by-products (default: ``$DEBUG_ARTIFACTS_DIR``).
     """
 
-    cache: Cache = field(default_factory=Cache)
+    cache: Cache = field(default_factory=Cache.at)
     say: Callable[[str], None] = lambda message: None
     progress: Progress = no_progress
     artifacts: Path | None = None
@@ -62,6 +62,16 @@ class Workspace:
             with self.progress(f"loading {source.label}"):
                 self._models[key] = load_model(self._dequantized(source), implementation=attention)
         return self._models[key]
+
+    def language(self, source: ModelSource) -> Language:
+        """Return what makes text a model's tokens; of a model on disk, without loading it."""
+        from ditto_core.models import Language, load_language, locate, vocab_size
+
+        loaded = next((model for key, model in self._models.items() if key[0] == source), None)
+        if loaded is None and source.factory is None:
+            return load_language(locate(self._dequantized(source)), source.trust_remote_code)
+        model = loaded or self.model(source)
+        return Language(model.tokenizer, vocab_size(getattr(model.module, "config", None)))
 
     def digest(self, source: ModelSource) -> str:
         """Return the digest of a source's content: weight files and configuration, or a module's tensors and code."""

@@ -63,7 +63,7 @@ def bench_of(config: pytest.Config) -> Bench:
         options = config.stash[OPTIONS]
         config.stash[BENCH] = Bench(
             Workspace(
-                cache=Cache(options.cache_dir) if options.cache_dir else Cache(),
+                cache=Cache.at(options.cache_dir),
                 say=config.stash[NOTES].append,
                 progress=progress_of(config),
                 artifacts=options.artifacts_dir,

@@ -24,7 +24,7 @@ SIGNATURE = (
     "function merge, the nearest wins; a list for `backend` or `dtype` parametrizes."
 )
 VARIANT = "_ditto_engine_variant"
-FIXTURES = ("ditto", "ditto_engine", "ditto_reference", "ditto_relations")
+FIXTURES = ("ditto", "ditto_engine", "ditto_gate", "ditto_reference", "ditto_relations")
 LISTS = ("backend", "dtype")
 
 Variant = tuple[str, str]

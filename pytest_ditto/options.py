@@ -26,7 +26,7 @@ class Options:
 
     dump_dir: Path | None = None
     dump: str = FAILED
-    cache_dir: Path | None = None
+    cache_dir: Path | str | None = None
     artifacts_dir: Path | None = None
     threads: int | None = None
     backend: str | None = None
@@ -37,6 +37,8 @@ class Options:
     localize: bool = False
     localize_failed: float = 5.0
     calibrate: Path | None = None
+    update_baseline: bool = False
+    pin_gpus: bool = True
 
 
 OPTIONS = pytest.StashKey[Options]()
@@ -92,6 +94,17 @@ def read_folder(text: str, base: Path) -> Path:
     if not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(f"a folder that can be written to: {above} does not let you")
     return path
+
+
+def read_cache(text: str, base: Path) -> Path | str:
+    """Return an absolute folder, or a URL as it is; fsspec must be installed for one."""
+    from ditto_core.cache import is_url
+
+    if not is_url(text):
+        return read_folder(text, base)
+    if find_spec("fsspec") is None:
+        raise ValueError("fsspec to be installed for a URL: pip install 'pytest-ditto-engine[remote]'")
+    return text
 
 
 def read_file(text: str, base: Path) -> Path:
@@ -187,8 +200,9 @@ SETTINGS = (
     Setting("dump", read_dump, "Keep the dumps of failed tests or of all [default: failed]", "failed|all"),
     Setting(
         "cache_dir",
-        read_folder,
-        "Keep exports, engines and noise floors in DIR [default: the user's cache directory]",
+        read_cache,
+        "Keep exports, engines and noise floors in DIR, or share them through an fsspec URL such as s3://bucket/ditto "
+        "[default: the user's cache directory]",
         "DIR",
         "DITTO_CACHE_DIR",
     ),
@@ -264,6 +278,20 @@ SETTINGS = (
         "Write twice the measured errors as tolerance rules to FILE (TOML), for review",
         "FILE",
         "DITTO_CALIBRATE",
+    ),
+    Setting(
+        "update_baseline",
+        read_switch,
+        "Run the references of accuracy gates and write their baselines anew",
+        switch=True,
+    ),
+    Setting(
+        "pin_gpus",
+        read_switch,
+        "Let every worker of xdist use all GPUs, in place of one each",
+        switch=True,
+        on_value="false",
+        flag_name="no_pin_gpus",
     ),
 )
 

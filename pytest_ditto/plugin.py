@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 
-from pytest_ditto import bench, examples, marker, options, reporting, reports
+from ditto_core.gpus import pin_gpu
+from pytest_ditto import bench, examples, gate, marker, options, reporting, reports
 from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
+from pytest_ditto.gate import _ditto_gate_shard, ditto_gate
 from pytest_ditto.relations import ditto_relations
 
-__all__ = ["_ditto_engine_variant", "ditto", "ditto_engine", "ditto_reference", "ditto_relations", "ditto_workspace"]
+__all__ = [
+    "_ditto_engine_variant",
+    "_ditto_gate_shard",
+    "ditto",
+    "ditto_engine",
+    "ditto_gate",
+    "ditto_reference",
+    "ditto_relations",
+    "ditto_workspace",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,11 +33,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options and register the marker."""
     config.addinivalue_line("markers", marker.SIGNATURE)
+    config.addinivalue_line("markers", gate.SIGNATURE)
     config.stash[options.OPTIONS] = options.read_options(config)
+    pin_worker(config)
     config.stash[bench.NOTES] = []
     reports.prepare(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(reporting.Tally(), "ditto-engine-tally")
+        config.pluginmanager.register(gate.GateTally(), "ditto-engine-gates")
+
+
+def pin_worker(config: pytest.Config) -> None:
+    """Give a worker of xdist (``gw0``, ``gw1`` …) a GPU of its own, where there are several."""
+    number = getattr(config, "workerinput", {}).get("workerid", "").removeprefix("gw")
+    if number.isdigit() and config.stash[options.OPTIONS].pin_gpus:
+        pin_gpu(int(number))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -48,8 +69,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one test for each backend and dtype that a marker lists."""
+    """Make one test for each backend and dtype that a marker lists, and for each shard of a gate."""
     marker.parametrize(metafunc)
+    gate.parametrize(metafunc)
 
 
 @pytest.hookimpl(trylast=True)

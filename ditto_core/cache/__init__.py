@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.cache._root import ENVIRONMENT, default_root
+from ditto_core.cache._root import ENVIRONMENT, default_root, is_url
 
 if TYPE_CHECKING:
     from ditto_core.cache._entry import Entry, Problem, link_or_copy
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _LAZY = {"Cache": "_store", "Entry": "_entry", "Problem": "_entry", "link_or_copy": "_entry"}
 
-__all__ = ["ENVIRONMENT", "Cache", "Entry", "Problem", "default_root", "link_or_copy"]
+__all__ = ["ENVIRONMENT", "Cache", "Entry", "Problem", "default_root", "is_url", "link_or_copy"]
 
 
 def __getattr__(name: str) -> Any:

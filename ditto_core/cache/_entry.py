@@ -96,12 +96,20 @@ def write_manifest(path: Path, kind: str, key: str, describe: Mapping[str, Any])
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """Return the manifest of the entry in ``path``, or None when it is missing, damaged or another entry's."""
     try:
-        body = json.loads((path / MANIFEST).read_text())
-        digest = body.pop("digest")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        body = parse_manifest((path / MANIFEST).read_bytes())
+    except OSError:
         return None
-    named = (path.parent.name, path.name) == (body.get("kind"), body.get("key"))
-    return body if named and fingerprint(body) == digest else None
+    return body if body and (path.parent.name, path.name) == (body.get("kind"), body.get("key")) else None
+
+
+def parse_manifest(text: bytes) -> dict[str, Any] | None:
+    """Return the content of a manifest, or None when it does not fit its own digest."""
+    try:
+        body: dict[str, Any] = json.loads(text)
+        digest = body.pop("digest")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return body if fingerprint(body) == digest else None
 
 
 def read_entry(path: Path) -> Entry | None:

@@ -32,7 +32,8 @@ from ditto_core.cache._entry import (
     sync,
     write_manifest,
 )
-from ditto_core.cache._root import ENVIRONMENT, default_root
+from ditto_core.cache._remote import DamagedRemote, Remote
+from ditto_core.cache._root import ENVIRONMENT, default_root, is_url
 from ditto_core.errors import CacheError
 from ditto_core.fingerprint import DigestMemo
 
@@ -55,12 +56,24 @@ OnEvent = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache directory. It is made on first use, and every method may raise :class:`CacheError`."""
+    """A cache directory. It is made on first use, and every method may raise :class:`CacheError`.
+
+    ``remote``: URL of a store behind it, as fsspec takes it; empty for none.
+    """
 
     root: Path = field(default_factory=default_root)
+    remote: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", Path(self.root).absolute())
+
+    @classmethod
+    def at(cls, place: Path | str | None = None) -> Cache:
+        """Return the cache at a directory, or in front of a remote store at a URL. With a URL, the directory is the
+        default one; without either, the environment decides.
+        """
+        where = str(place or os.environ.get(ENVIRONMENT, ""))
+        return cls(remote=where) if is_url(where) else cls(Path(place)) if place else cls()
 
     @classmethod
     def holding(cls, directory: Path) -> Cache | None:
@@ -94,7 +107,7 @@ class Cache:
                     return path
                 say(f"cache entry {kind}/{key[:12]} is damaged ({found[0]}); it is rebuilt")
                 discard(path)
-            return self._build(path, build, describe)
+            return self._shared(path, build, describe, say) if self.remote else self._build(path, build, describe)
 
     def state(self, name: str) -> Path:
         """Return a folder for by-products that may be lost and are not verified (timing caches)."""
@@ -140,16 +153,47 @@ class Cache:
                     removed.append(entry)
         return removed
 
+    def _shared(self, path: Path, build: Build, describe: Mapping[str, Any], say: OnEvent) -> Path:
+        """Fetch an entry from the remote store, else build and push it. A store that fails costs time, and is said."""
+        remote, damaged = Remote(self.remote), False
+        work = self._work(path)
+        name = f"{path.parent.name}/{path.name[:12]}"
+        try:
+            if remote.fetch(path.parent.name, path.name, work):
+                return self._finish(work, path)
+        except DamagedRemote as error:
+            damaged = True
+            say(f"{name} in {self.remote} is damaged ({error}); it is built here and replaced there")
+        except CacheError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every file system has errors of its own
+            say(f"{self.remote} cannot be read ({error_line(error)}); {name} is built here")
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        self._build(path, build, describe)
+        try:
+            remote.push(path, replace=damaged)
+        except Exception as error:  # noqa: BLE001 - as above
+            say(f"{self.remote} cannot be written ({error_line(error)}); {name} is in the local cache only")
+        return path
+
     def _build(self, path: Path, build: Build, describe: Mapping[str, Any]) -> Path:
-        work = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-        work.mkdir(parents=True)
+        work = self._work(path)
         try:
             build(work)
             write_manifest(work, path.parent.name, path.name, describe)
-            work.rename(path)
+            return self._finish(work, path)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
+
+    def _work(self, path: Path) -> Path:
+        work = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        work.mkdir(parents=True)
+        return work
+
+    def _finish(self, work: Path, path: Path) -> Path:
+        work.rename(path)
         sync(path.parent)
         return path
 
@@ -227,6 +271,11 @@ def _checked(name: str) -> str:
     if not _NAME.fullmatch(name) or name in (LOCKS, DIGESTS):
         raise CacheError(f"{name!r} cannot name a cache entry, expected letters, digits, '.', '_' and '-'")
     return name
+
+
+def error_line(error: Exception) -> str:
+    """Return an exception's class and the first line of its text."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def _ignore(message: str) -> None:

@@ -12,8 +12,8 @@ from ditto_core.errors import DittoError
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("build", "run", "compare", "localize", "report", "inspect", "fuzz", "doctor")
-GROUPS = ("debug", "cache")
+COMMANDS = ("build", "run", "compare", "localize", "report", "inspect", "fuzz", "calibrate", "doctor")
+GROUPS = ("debug", "gate", "cache")
 
 
 def application() -> typer.Typer:

@@ -33,7 +33,7 @@ def command(
     artifacts_dir: Annotated[
         Path | None, typer.Option(help="Write readable by-products here (or DEBUG_ARTIFACTS_DIR).")
     ] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Cache directory (or DITTO_CACHE_DIR).")] = None,
+    cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
 ) -> None:
     """Build an engine with extra outputs. Prints its directory."""
     from ditto_core.cli import screen

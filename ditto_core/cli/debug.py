@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from ditto_core.cli import debug_options as shared
+from ditto_core.cli.gate_options import Cluster, Jobs
 from ditto_core.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -75,6 +76,8 @@ def precision(
         "emulated", help="What judges without a --check: emulated (rounds where an engine stores) or onnxruntime."
     ),
     builds: int = typer.Option(0, min=0, help="Build this often at most; 0: until the set is minimal."),
+    jobs: Jobs = 1,
+    cluster: Cluster = "",
     level: shared.Level = "all",
     check: shared.Check = None,
     fail_code: shared.FailCode = None,
@@ -96,14 +99,19 @@ def precision(
     from ditto_core.debug.graph import Graph
     from ditto_core.debug.oracle import Reference
     from ditto_core.debug.precision import PrecisionOptions, find_precision
+    from ditto_core.debug.trials import Elsewhere
+    from ditto_core.executor import executor_of, kept_open
+    from ditto_core.workspace import Workspace
 
     feed = shared.feed_of(context, Graph.load(model))
     if not feed:
         raise UsageError("give --inputs FILE: operators are ranked, and judged, on real data")
     good = shared.reference_of(context) if reference or reference_precision else Reference(precision="float32")
     options = PrecisionOptions(model, feed, good, keep, engine, level, tolerance, builds)
-    with shared.Screen(f"searching {model.name}") as screen:
-        found = find_precision(options, shared.iteration_options(context, shared.check_of(context)), output, screen.say)
+    iteration, run = shared.iteration_options(context, shared.check_of(context)), executor_of(jobs, cluster)
+    with shared.Screen(f"searching {model.name}") as screen, kept_open(run):
+        elsewhere = Elsewhere(run, Workspace(say=screen.say)) if cluster or jobs > 1 else None
+        found = find_precision(options, iteration, output, screen.say, elsewhere)
     write_json(json_file or output.with_suffix(".json"), found.to_json())
     typer.echo(found.summary(keep))
     typer.echo(str(found.output))

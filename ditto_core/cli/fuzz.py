@@ -32,7 +32,7 @@ def command(
     input_ids: Annotated[
         list[str] | None, typer.Option(help="Run this one batch instead: 1,2,3 for each row; repeatable.")
     ] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Cache directory (or DITTO_CACHE_DIR).")] = None,
+    cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
 ) -> None:
     """Try prompts until the engine diverges from its reference, and shrink the one that it diverges for."""
     from ditto_core.cli import screen

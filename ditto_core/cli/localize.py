@@ -27,7 +27,7 @@ def command(
         bool, typer.Option("--operators", help="Build once more and name the operator inside the first blamed site.")
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the localization here.")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Cache directory (or DITTO_CACHE_DIR).")] = None,
+    cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:
     """Find the site that adds the error, with one build and one run, and name the cause."""

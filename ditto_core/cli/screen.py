@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rich.console import Console
 
-from ditto_core.cache import Cache, default_root
+from ditto_core.cache import Cache
 from ditto_core.workspace import Workspace
 
 
-def workspace(cache_dir: Path | None = None, artifacts: Path | None = None) -> Workspace:
+def workspace(cache_dir: Path | str | None = None, artifacts: Path | None = None) -> Workspace:
     """Return a workspace that shows what it is doing."""
     console = Console(stderr=True)
 
@@ -23,4 +24,18 @@ def workspace(cache_dir: Path | None = None, artifacts: Path | None = None) -> W
     def say(message: str) -> None:
         console.print(f"ditto: {message}", highlight=False)
 
-    return Workspace(Cache(cache_dir or default_root()), say, progress, artifacts)
+    return Workspace(Cache.at(cache_dir), say, progress, artifacts)
+
+
+def counter(what: str) -> Callable[[int, int], None]:
+    """Return what shows how far a run is: a line that is rewritten on a terminal, else a line each tenth."""
+    console = Console(stderr=True)
+
+    def on_sample(done: int, total: int) -> None:
+        text = f"{what}: {done} of {total} samples"
+        if console.is_terminal:
+            console.print(text, end="\n" if done == total else "\r", highlight=False)
+        elif done == total or done % max(1, total // 10) == 0:
+            console.print(text, highlight=False)
+
+    return on_sample

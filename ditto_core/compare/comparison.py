@@ -16,6 +16,7 @@ from ditto_core.compare.metrics import Metrics
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance, Verdict, judge_logits
 from ditto_core.errors import TraceError
+from ditto_core.receipt import Receipt
 from ditto_core.sites import Tap, matches
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Comparison:
     Iterating yields :class:`SiteResult`, worst margin first. ``missing`` maps sites that could not be compared to the
     reason. ``taps`` tells where each site lives; ``notes`` are lines for people; ``localization`` is what each site
     adds by itself, where that was measured; ``repros`` maps sites to the folders of the repros that were saved.
+    ``receipt`` tells what produced it all.
     """
 
     engine: SessionInfo
@@ -105,6 +107,7 @@ class Comparison:
     dump: str = ""
     localization: Localization | None = None
     repros: Mapping[str, str] = field(default_factory=dict)
+    receipt: Receipt | None = None
 
     def __bool__(self) -> bool:
         return bool(self.results) and not self.missing and all(result.ok for result in self.results) and self.logits_ok
@@ -220,6 +223,7 @@ class Comparison:
             "dump": self.dump,
             "localization": self.localization.to_json() if self.localization else None,
             "repros": dict(self.repros),
+            "receipt": self.receipt.to_json() if self.receipt else None,
         }
 
     @classmethod
@@ -244,6 +248,7 @@ class Comparison:
             dump=data["dump"],
             localization=localization_from_json(data.get("localization")),
             repros=data.get("repros", {}),
+            receipt=Receipt.from_json(data["receipt"]) if data.get("receipt") else None,
         )
 
     def save(self, path: Path) -> None:

@@ -10,6 +10,7 @@ from ditto_core.compare.dumps import DumpPairs
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.tolerance import EPSILON, WITHIN, Tolerance, Verdict
 from ditto_core.dumps import Dump
+from ditto_core.receipt import make_receipt
 from ditto_core.sites import Tap
 
 UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "not judged yet")
@@ -61,6 +62,7 @@ def compare_offline(
         missing=missing,
         taps=taps,
         notes=pairs.notes,
+        receipt=make_receipt(),
     )
 
 

@@ -6,6 +6,9 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,31 +58,56 @@ def read_toml(path: Path) -> Mapping[str, Any]:
     return table
 
 
-def calibrate(comparisons: Iterable[Comparison], path: Path, headroom: float = HEADROOM) -> int:
-    """Write the measured rel-L2 of every site times ``headroom`` as rules, for a person to review and commit.
+@dataclass(frozen=True)
+class Measured:
+    """What comparisons measured: the worst rel-L2 by selector (layer numbers are ``*``), and what was compared."""
 
-    Sites that differ by a layer number share a rule. Rules of a file that is already there stay where nothing new was
-    measured. Returns the number of rules. A comparison that failed is refused with :class:`UsageError`: bounds taken
-    from a broken engine would make the fault pass for good.
-    """
-    worst: dict[str, float] = {}
-    sources: list[str] = []
-    for found in comparisons:
+    errors: Mapping[str, float]
+    sources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, found: Comparison) -> Measured:
+        """Take the errors of one comparison. One that failed is refused with :class:`UsageError`: bounds taken from a
+        broken engine would make the fault pass for good.
+        """
         if found.failures:
             bad = found.failures[0]
             raise UsageError(f"not calibrated: {bad.site}, step {bad.step} diverges ({bad.verdict}); mend that first")
-        sources.append(f"{found.engine.label} against {found.reference.label}, {found.steps} steps")
+        # An exact site got lucky: rounding alone may cost half of epsilon.
+        least = EPSILON.get(found.engine.dtype, 0.0) / 2
+        worst: dict[str, float] = {}
         for result in found.results:
             key = re.sub(r"(?<=\.)\d+(?=[.:]|$)", "*", result.site)
-            # An exact site got lucky: rounding alone may cost half of epsilon.
-            least = EPSILON.get(found.engine.dtype, 0.0) / 2
             worst[key] = max(worst.get(key, least), result.metrics.rel_l2)
-    if not worst:
+        return cls(worst, (f"{found.engine.label} against {found.reference.label}, {found.steps} steps",))
+
+    def __or__(self, other: Measured) -> Measured:
+        """Return the worst of both."""
+        worst = {key: max(self.errors.get(key, 0.0), value) for key, value in other.errors.items()}
+        return Measured({**self.errors, **worst}, tuple(dict.fromkeys((*self.sources, *other.sources))))
+
+
+def calibrate(comparisons: Iterable[Comparison], path: Path, headroom: float = HEADROOM) -> int:
+    """Write the measured rel-L2 of every site times ``headroom`` as rules; see :func:`write_rules`.
+
+    Raises :class:`UsageError` as :meth:`Measured.of` does, and when nothing was compared.
+    """
+    return write_rules(map(Measured.of, comparisons), path, headroom)
+
+
+def write_rules(measured: Iterable[Measured], path: Path, headroom: float = HEADROOM) -> int:
+    """Write measured errors times ``headroom`` as rules, for a person to review and commit.
+
+    Sites that differ by a layer number share a rule. Rules of a file that is already there stay where nothing new was
+    measured. Returns the number of rules. Raises :class:`UsageError` when nothing was measured.
+    """
+    worst = reduce(or_, measured, Measured({}, ()))
+    if not worst.errors:
         raise UsageError("not calibrated: nothing was compared")
     kept = {} if not path.exists() else {r.selector: r.bound for r in load_tolerance(path).rules}
-    rules = kept | {site: value * headroom for site, value in worst.items()}
+    rules = kept | {site: value * headroom for site, value in worst.errors.items()}
     lines = ["# Measured bounds on rel-L2: review before you commit.", f"# {headroom:g} x the worst of:"]
-    lines += [f"#   {line}" for line in dict.fromkeys(sources)]
+    lines += [f"#   {line}" for line in worst.sources]
     lines += ["[tolerances]", *(f"{json.dumps(site)} = {bound:.3e}" for site, bound in rules.items())]
     path.write_text("\n".join(lines) + "\n")
     return len(rules)

@@ -8,26 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 Holds = Callable[[frozenset[T]], bool]
+Ahead = Callable[[Sequence[frozenset[T]]], None]
+"""Is told which sets are likely to be asked for next, several at once; it may judge them at the same time."""
 
 FEW = 8
 """Items of a guess up to which bisecting costs more than it saves."""
 
 
-def minimize(items: Sequence[T], holds: Holds[T], *, guesses: Iterable[Sequence[T]] = ()) -> list[T]:
+def not_ahead(sets: Sequence[frozenset[Any]]) -> None:
+    """Judge nothing ahead."""
+
+
+def minimize(
+    items: Sequence[T], holds: Holds[T], *, guesses: Iterable[Sequence[T]] = (), ahead: Ahead[T] = not_ahead
+) -> list[T]:
     """Return a 1-minimal subset of ``items`` that ``holds``, in the order of ``items``.
 
     ``holds(all items)`` must be True and ``holds(nothing)`` False; the caller has tested both. ``guesses`` are tried
     first, in order; the first that holds is narrowed further. ``holds`` is called once for each set. It need not be
-    monotone: then the result is still 1-minimal, though there may be a smaller one.
+    monotone: then the result is still 1-minimal, though there may be a smaller one. ``ahead`` does not change
+    what is found.
     """
-    test = Memo(holds)
+    test = Memo(holds, ahead)
     test.known[frozenset(items)] = True
     test.known[frozenset()] = False
     current = list(items)
+    guesses = list(guesses)
+    test.soon(guesses)
     guess = first_that_holds(guesses, test)
     if guess is not None:
         current = [item for item in items if item in set(guess)]
@@ -55,8 +66,8 @@ def first_that_holds(guesses: Iterable[Sequence[T]], test: Callable[[Iterable[T]
 class Memo(Generic[T]):
     """A property that is evaluated once for each set; ``known`` holds what it came to."""
 
-    def __init__(self, holds: Holds[T]) -> None:
-        self._holds = holds
+    def __init__(self, holds: Holds[T], ahead: Ahead[T] = not_ahead) -> None:
+        self._holds, self._ahead = holds, ahead
         self.known: dict[frozenset[T], bool] = {}
 
     def __call__(self, items: Iterable[T]) -> bool:
@@ -65,6 +76,12 @@ class Memo(Generic[T]):
         if key not in self.known:
             self.known[key] = self._holds(key)
         return self.known[key]
+
+    def soon(self, sets: Iterable[Iterable[T]]) -> None:
+        """Announce sets that will be evaluated unless an earlier one of them ends it."""
+        unknown = [key for key in dict.fromkeys(map(frozenset, sets)) if key not in self.known]
+        if len(unknown) > 1:
+            self._ahead(unknown)
 
 
 def bisect(items: Sequence[T], test: Callable[[Iterable[T]], bool]) -> list[T]:
@@ -92,16 +109,17 @@ def shortest(count: int, holds: Callable[[int], bool]) -> int:
     return true
 
 
-def ddmin(items: Sequence[T], test: Callable[[Iterable[T]], bool], chunks: int = 2) -> list[T]:
+def ddmin(items: Sequence[T], test: Memo[T], chunks: int = 2) -> list[T]:
     """Take away chunks of shrinking size for as long as the rest holds. Each single item was tried in the end."""
     current = list(items)
     while len(current) > 1:
         parts = split(current, chunks)
+        rests = [[item for item in current if item not in set(part)] for part in parts]
+        test.soon(rests)  # of two parts, these are the parts themselves
         found = next((part for part in parts if test(part)), None) if chunks == 2 else None
         if found is not None:
             current, chunks = found, 2
             continue
-        rests = ([item for item in current if item not in set(part)] for part in parts)
         rest = next((rest for rest in rests if rest and test(rest)), None)
         if rest is not None:
             current, chunks = rest, max(chunks - 1, 2)

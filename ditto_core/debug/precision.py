@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,20 +15,18 @@ import onnx
 
 from ditto_core.compare.tolerance import TABLE
 from ditto_core.debug.check import Verdict
-from ditto_core.debug.evaluate import OnnxRuntime, capture, evaluate, fitted
+from ditto_core.debug.evaluate import capture, evaluate, fitted
 from ditto_core.debug.graph import Arrays, Graph, save
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.mixed import LOW, Mixer
 from ditto_core.debug.oracle import Reference, digest, distance, exploded, main_dtype, suspects, tensor
 from ditto_core.debug.reduce import EXPECTED_SUFFIX, INPUTS_SUFFIX
+from ditto_core.debug.trials import EMULATED, ENGINES, Elsewhere, Judge
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
 from ditto_core.errors import UsageError, nearest
 from ditto_core.fingerprint import fingerprint, hash_file
 from ditto_core.onnx_nodes import Graph as Nodes
-
-EMULATED, ONNXRUNTIME = "emulated", "onnxruntime"
-ENGINES = (EMULATED, ONNXRUNTIME)
 
 
 @dataclass(frozen=True)
@@ -99,13 +98,18 @@ class Mixture:
         return {**self.__dict__, "kept": kept, "output": str(self.output)}
 
 
-def find_precision(options: PrecisionOptions, iteration: IterationOptions, output: Path, say: Say) -> Mixture:
+def find_precision(
+    options: PrecisionOptions, iteration: IterationOptions, output: Path, say: Say, elsewhere: Elsewhere | None = None
+) -> Mixture:
     """Find a smallest set of operators to keep and write the mixed graph to ``output``.
 
-    A graph that meets the tolerance as it is needs none. Raises :class:`UsageError` when it misses it even with every
+    A graph that meets the tolerance as it is needs none. ``elsewhere`` judges ahead what the search is about to try; it
+    comes to the same set. Raises :class:`UsageError` when it misses it even with every
     operator kept: then precision is not the fault.
     """
-    search = PrecisionSearch(Graph.load(options.model), options, iteration)
+    if elsewhere is not None and iteration.check is not None:
+        raise UsageError("a --check command judges one iteration after the other: leave out --jobs and --cluster")
+    search = PrecisionSearch(Graph.load(options.model), options, iteration, elsewhere)
     with Iterations(iteration, search.identity(), say, search.companions()) as iterations:
         kept = search.search(iterations)
         save(search.mixer.mixed(kept), output)
@@ -124,18 +128,25 @@ def find_precision(options: PrecisionOptions, iteration: IterationOptions, outpu
 class PrecisionSearch:
     """One search: the graph, the reference's values, and the ranking of operators by what the low dtype costs them."""
 
-    def __init__(self, graph: Graph, options: PrecisionOptions, iteration: IterationOptions) -> None:
-        self.graph, self.options, self.iteration = graph, options, iteration
+    def __init__(
+        self,
+        graph: Graph,
+        options: PrecisionOptions,
+        iteration: IterationOptions,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self.graph, self.options, self.iteration, self.elsewhere = graph, options, iteration, elsewhere
         low = main_dtype(graph)
         if low not in LOW:
             raise UsageError(f"the graph is in {low}, expected a strongly typed float16 or bfloat16 graph")
         self.mixer = Mixer.of(graph, low, options.keep)
-        self.tolerance = options.tolerance or TABLE[low]
         good = options.reference.graph(graph)
         if good is None:
             raise UsageError("nothing to compare with: give --reference MODEL or --reference-precision float32")
         self.good = {**capture(good, fitted(options.feed, good.inputs))}
         self.expected = {name: self.good[name] for name in graph.outputs if name in self.good}
+        self.verdict = Judge(options, self.mixer, self.expected, options.tolerance or TABLE[low])
+        self.early: dict[frozenset[int], Verdict] = {}
         self.errors = self._rank()
         self.order = sorted(self.mixer.candidates(), key=lambda i: (-self.errors.get(i, 0.0), i))
         self.reasons: dict[frozenset[int], str] = {}
@@ -152,7 +163,18 @@ class PrecisionSearch:
                 f"even with all {len(everything)} operators in {self.options.keep} it fails "
                 f"({self.reasons[everything]}): precision is not the fault, or the tolerance is too tight for it"
             )
-        return sorted(minimize(self.order, meets, guesses=self.guesses()))
+        return sorted(minimize(self.order, meets, guesses=self.guesses(), ahead=partial(self.ahead, iterations)))
+
+    def ahead(self, iterations: Iterations, sets: Sequence[frozenset[int]]) -> None:
+        """Judge sets elsewhere, all at once, before the search asks for them."""
+        if self.elsewhere is None:
+            return
+        new = [s for s in sets if s not in self.early and key_of(s) not in iterations.journal.verdicts]
+        start = time.perf_counter()
+        self.early.update(
+            self.elsewhere.judge(self.identity(), self.verdict, new[: self.left if self.left > 0 else None])
+        )
+        iterations.seconds += time.perf_counter() - start
 
     def guesses(self) -> list[Sequence[int]]:
         """Return what to try first: what the low dtype cannot hold at all, then ever more of the ranking."""
@@ -171,7 +193,7 @@ class PrecisionSearch:
         self.left -= 1
         what = f"{len(kept)} of {len(self.order)} operators in {self.options.keep}"
         labels = [self.graph.label(i) for i in sorted(kept)[:20]]
-        verdict = iterations.run(fingerprint(sorted(kept))[:32], partial(self.judge, kept), what, {"kept": labels})
+        verdict = iterations.run(key_of(kept), partial(self.judge, kept), what, {"kept": labels})
         self.reasons[kept] = verdict.reason
         return verdict.good
 
@@ -182,11 +204,7 @@ class PrecisionSearch:
             self._write(model, path)
         if self.iteration.check is not None:
             return {}
-        values = self._run(model)
-        errors = {name: distance(values[name], array) for name, array in self.expected.items()}
-        worst = max(errors, key=lambda name: errors[name])
-        good = errors[worst] <= self.tolerance
-        return Verdict(good, f"rel_l2 {errors[worst]:.1e} {'<=' if good else '>'} {self.tolerance:.1e} at {worst}")
+        return self.early.get(frozenset(kept)) or self.verdict(kept, model)
 
     def describe(self, index: int) -> Kept:
         """Return what the list says of a kept node."""
@@ -207,7 +225,7 @@ class PrecisionSearch:
             {name: digest(array) for name, array in sorted(options.feed.items())},
             digest(good.model) if good is not None else "",
             options.keep,
-            check.to_json() if check else [self.tolerance, options.engine, options.level],
+            check.to_json() if check else [self.verdict.tolerance, options.engine, options.level],
         )
 
     def companions(self) -> list[Path]:
@@ -215,12 +233,6 @@ class PrecisionSearch:
         path = self.iteration.iter_artifact
         ends = (".onnx.data", INPUTS_SUFFIX, EXPECTED_SUFFIX)
         return [path.with_name(path.stem + end) for end in ends] if path is not None else []
-
-    def _run(self, model: onnx.ModelProto) -> dict[str, Any]:
-        feed, names = dict(self.options.feed), list(self.expected)
-        if self.options.engine == ONNXRUNTIME:
-            return OnnxRuntime(self.options.level).run(model, feed, names)
-        return OnnxRuntime("basic").run(self.mixer.emulated(model), self.mixer.rounded(feed), names)
 
     def _rank(self) -> dict[int, float]:
         """Run every operator by itself in the low dtype on the reference's values, rounded to the low dtype."""
@@ -242,6 +254,11 @@ class PrecisionSearch:
         save(model, path)
         save_inputs(path.with_name(path.stem + INPUTS_SUFFIX), [tensors(self.options.feed)])
         save_outputs(path.with_name(path.stem + EXPECTED_SUFFIX), [tensors(self.expected)], "reference")
+
+
+def key_of(kept: Collection[int]) -> str:
+    """Return a set's name in the journal."""
+    return fingerprint(sorted(kept))[:32]
 
 
 def tensors(arrays: Mapping[str, Any], convert: Callable[[Any], Any] = tensor) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from ditto_core.compare.comparison import Comparison, SiteResult, judge, number
 from ditto_core.compare.metrics import ShapeMismatch, measure
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import DIVERGED, WITHIN, Tolerance, Verdict
+from ditto_core.receipt import make_receipt
 from ditto_core.relations.feed import Captured, Feed, differing_bits
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def relate(
         missing=missing,
         taps=taps,
         notes=notes,
+        receipt=make_receipt(),
     )
     return Relation(name, comparison, bits, actual.fed.steps())
 

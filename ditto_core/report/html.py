@@ -107,6 +107,7 @@ def view(number: int, name: str, run: Comparison, folder: Path) -> dict[str, Any
         "dump": link(run.dump, folder) if run.dump else None,
         "repros": [(site, link(path, folder)) for site, path in run.repros.items()],
         "commands": commands(name, run),
+        "receipt": run.receipt.facts() if run.receipt else {},
     }
 
 

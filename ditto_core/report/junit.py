@@ -40,6 +40,7 @@ def junit(comparison: Comparison) -> str:
 
 def facts(comparison: Comparison) -> dict[str, str]:
     """Return the suite's properties."""
+    receipt = comparison.receipt.facts() if comparison.receipt else {}
     return {
         "engine": comparison.engine.label,
         "reference": comparison.reference.label,
@@ -47,6 +48,7 @@ def facts(comparison: Comparison) -> dict[str, str]:
         "ok": str(bool(comparison)).lower(),
         "steps": str(comparison.steps),
         "observer": text.observer_effect(comparison),
+        **{f"receipt_{name.replace(' ', '_')}": value for name, value in receipt.items()},
     }
 
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from typer.testing import CliRunner
 
 from ditto_core.cli import application
-from ditto_core.errors import DittoError
+from ditto_core.errors import DittoError, UsageError
 from ditto_core.spec import EngineSpec
 from tests.engines.overflow import no_hot_norm, one_hot_norm
 
@@ -154,3 +154,33 @@ def test_tensorrt_parses_the_mixed_graph_as_strongly_typed_and_builds_it(hot):
     profile.set_shape("x", (1, 32), (3, 32), (4, 32))
     config.add_optimization_profile(profile)
     assert builder.build_serialized_network(network, config) is not None
+
+
+def test_what_is_judged_ahead_comes_to_the_same_set(hot, workspace):
+    from ditto_core.debug.trials import Elsewhere
+    from ditto_core.executor import in_process
+
+    alone, _ = precision(hot)
+    batches = []
+
+    def run(work, tasks, workspace):
+        batches.append(len(tasks))
+        return in_process(work, tasks, workspace)
+
+    found = search(hot, Elsewhere(run, workspace))
+    assert found.to_json()["kept"] == alone["kept"]
+    assert found.judged == alone["judged"]
+    assert max(batches) > 4  # the guesses, and the four of the norm, each left out
+
+
+def test_a_check_command_is_not_judged_ahead(hot):
+    with pytest.raises(UsageError, match="leave out --jobs and --cluster"):
+        precision(hot, "--jobs", "2", "--check", "true")
+
+
+def search(path, elsewhere):
+    from ditto_core.debug.iterations import IterationOptions
+    from ditto_core.debug.precision import PrecisionOptions, find_precision
+
+    options = PrecisionOptions(path, {"x": one_hot_norm()[1]["x"].numpy()})
+    return find_precision(options, IterationOptions(), Path("ahead.onnx"), print, elsewhere)

@@ -68,3 +68,25 @@ def test_two_workers_build_once_and_report_once(cold_project):
     assert text.count("\nbad input in 2 tests: exit code 4\n") == 1
     assert (cold_project.path / "junit.xml").read_text().count('<property name="ditto_worst_margin"') == 5
     assert len(list((cold_project.path / "dump").iterdir())) == 1
+
+
+GPUS = """
+import os
+from pathlib import Path
+
+def test_gpu(worker_id):
+    with Path(__file__).with_name("gpus").open("a") as log:
+        print(worker_id, os.environ["CUDA_VISIBLE_DEVICES"], file=log)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [((), {"gw0 4", "gw1 GPU-7"}), (("--ditto-no-pin-gpus",), {"gw0 4,GPU-7", "gw1 4,GPU-7"})],
+)
+def test_each_worker_gets_a_gpu_unless_told_otherwise(pytester, isolated_environment, monkeypatch, arguments, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
+    pytester.makepyfile(test_gpus=GPUS)
+    result = pytester.runpytest_subprocess("-n", "2", "--dist=each", *arguments)
+    assert result.ret == 0
+    assert set((pytester.path / "gpus").read_text().splitlines()) == expected

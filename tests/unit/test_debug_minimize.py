@@ -74,3 +74,16 @@ def test_chunks_differ_by_one_at_most_and_cover_everything():
     parts = split(list(range(11)), 4)
     assert [item for part in parts for item in part] == list(range(11))
     assert {len(part) for part in parts} == {2, 3}
+
+
+@given(st.sets(st.integers(0, 23), min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_judging_ahead_changes_neither_the_result_nor_what_is_asked(needed):
+    holds, asked = counted(needed)
+    announced = []
+    guesses = [[1, 2, 3], list(range(8)), [5]]
+    found = minimize(range(24), holds, guesses=guesses, ahead=announced.extend)
+    plain, asked_before = counted(needed)
+    assert found == minimize(range(24), plain, guesses=guesses) == sorted(needed)
+    assert asked == asked_before
+    assert frozenset({5}) in announced

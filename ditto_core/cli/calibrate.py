@@ -1,0 +1,45 @@
+"""`ditto calibrate`: tolerances from what a healthy engine measures on a suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ditto_core.cli import gate_options as shared
+
+
+def command(
+    context: typer.Context,
+    name: shared.Name = "",
+    model: shared.Model = "",
+    backend: shared.Backend = "",
+    dtype: shared.Dtype = "",
+    option: shared.BuildOption = None,
+    profile: shared.Profile = None,
+    add_output: Annotated[
+        list[str] | None, typer.Option(help="Selector of sites; repeatable [default: every module].")
+    ] = None,
+    suite: shared.SuiteName = "",
+    samples: shared.Samples = None,
+    reference: shared.Reference = "",
+    max_new_tokens: shared.NewTokens = None,
+    jobs: shared.Jobs = 1,
+    cluster: shared.Cluster = "",
+    output: Annotated[Path, typer.Option("--output", "-o", help="TOML file of rules.")] = Path("tolerances.toml"),
+    cache_dir: shared.CacheDir = "",
+) -> None:
+    """Step an engine beside its reference on every sample of a suite; write twice the worst errors as tolerances."""
+    from ditto_core.cli import screen
+    from ditto_core.cli.build import outputs
+    from ditto_core.compare.rules import write_rules
+    from ditto_core.executor import executor_of
+    from ditto_core.gates.calibration import Calibration, calibrate_suite
+
+    gate, execute = shared.settings_of(context).gate(), executor_of(jobs, cluster)
+    workspace = screen.workspace(cache_dir)
+    work = Calibration.of(gate, outputs(add_output or [], ""), workspace)
+    on_sample = screen.counter(gate.suite.name)
+    measured = calibrate_suite(work, gate.suite, workspace, run=execute, on_sample=on_sample)
+    typer.echo(f"{write_rules(measured, output)} rules in {output}: review and commit it", err=True)

@@ -1,0 +1,162 @@
+"""`ditto gate`: run an accuracy gate, merge its shards, check a result. Exit code 0: passed, 1: failed, 2: unusable."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ditto_core.cli import gate_options as shared
+from ditto_core.cli import screen
+from ditto_core.errors import UsageError
+from ditto_core.units import format_age, parse_age
+
+if TYPE_CHECKING:
+    from ditto_core.gates import Baseline, GateResult
+    from ditto_core.gates.settings import GateSettings
+
+app = typer.Typer(no_args_is_help=True, help="Accuracy gates: run, merge shards, check a result.")
+
+Output = Annotated[Path, typer.Option("--output", help="Write the result (JSON) here.")]
+RESULT = Path("gate.json")
+
+
+@app.command("run")
+def run(
+    context: typer.Context,
+    name: shared.Name = "",
+    model: shared.Model = "",
+    backend: shared.Backend = "",
+    dtype: shared.Dtype = "",
+    option: shared.BuildOption = None,
+    profile: shared.Profile = None,
+    suite: shared.SuiteName = "",
+    samples: shared.Samples = None,
+    reference: shared.Reference = "",
+    limit: shared.Limit = None,
+    alpha: shared.Alpha = None,
+    beta: shared.Beta = None,
+    seed: shared.Seed = None,
+    max_new_tokens: shared.NewTokens = None,
+    baseline: shared.BaselineFile = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Run the reference and write the baseline anew.")
+    ] = False,
+    shard: Annotated[str, typer.Option(help="NUMBER/COUNT: run this share only, for `ditto gate merge`.")] = "1/1",
+    jobs: shared.Jobs = 1,
+    cluster: shared.Cluster = "",
+    output: Output = RESULT,
+    cache_dir: shared.CacheDir = "",
+) -> None:
+    """Run a gate. What it can detect is printed first; an interrupted run goes on where it stopped."""
+    from ditto_core.executor import executor_of
+    from ditto_core.gates.gate import run_gate
+    from ditto_core.gates.shards import Shard
+    from ditto_core.gates.text import plan
+
+    settings = shared.settings_of(context)
+    gate, part, execute = settings.gate(), Shard.parse(shard), executor_of(jobs, cluster)
+    known = baseline_of(settings, update_baseline, part)
+    for line in plan(gate.suite, gate.policy, gate.dtype):
+        typer.echo(line, err=True)
+    workspace = screen.workspace(cache_dir)
+    on_sample = screen.counter(gate.suite.name)
+    result = run_gate(gate, workspace, shard=part, baseline=known, run=execute, on_sample=on_sample)
+    result.save(output)
+    if update_baseline and settings.baseline:
+        save_baseline(result, settings.baseline)
+    finish(result, output)
+
+
+@app.command("merge")
+def merge_shards(
+    shards: Annotated[list[Path], typer.Argument(help="Results of all shards.")], output: Output = RESULT
+) -> None:
+    """Put shards together and judge them. A sample that none of them has is a failure."""
+    from ditto_core.gates.result import GateResult, merge
+
+    result = merge([GateResult.load(path) for path in shards])
+    result.save(output)
+    finish(result, output)
+
+
+@app.command("check")
+def check(
+    path: Annotated[Path, typer.Argument(metavar="RESULT", help="Result of `ditto gate run` or `merge`.")],
+    max_age: Annotated[str, typer.Option(help="Refuse what is older, for instance 7d.")] = "",
+    commit: Annotated[str, typer.Option(help="Refuse what another commit produced.")] = "",
+    gpu: Annotated[str, typer.Option(help="Refuse what ran on no GPU whose name holds this.")] = "",
+) -> None:
+    """Check a result that another machine produced: whole, unchanged, fresh, and passed by its own records."""
+    from ditto_core.gates.result import GateResult
+
+    result = GateResult.load(path)
+    for line in receipt_lines(result):
+        typer.echo(line)
+    for problem in objections(result, parse_age(max_age) if max_age else None, commit, gpu):
+        typer.echo(f"ditto: {path}: {problem}", err=True)
+        raise typer.Exit(1)
+    show(result)
+    raise typer.Exit(0 if result else 1)
+
+
+def baseline_of(settings: GateSettings, update: bool, shard: Any) -> Baseline | None:
+    """Load the baseline that a run compares with. Raises :class:`UsageError`."""
+    from ditto_core.gates.baseline import Baseline
+
+    if update and (settings.baseline is None or str(shard)):
+        raise UsageError("--update-baseline needs --baseline FILE, and a run of all shards")
+    return Baseline.load(settings.baseline) if settings.baseline and not update else None
+
+
+def save_baseline(result: GateResult, path: Path) -> None:
+    """Write the reference's results of a run as a baseline."""
+    from ditto_core.gates.baseline import Baseline
+
+    Baseline.of(result).save(path)
+    typer.echo(f"{len(result.ids)} samples in {path}: review and commit it", err=True)
+
+
+def finish(result: GateResult, output: Path) -> None:
+    """Show a result and exit as it says; a shard alone is not judged."""
+    for note in result.notes:
+        typer.echo(f"ditto: warning: {note}", err=True)
+    if result.shard:
+        typer.echo(f"shard {result.shard}: {len(result.records)} of {len(result.ids)} samples in {output}")
+        return
+    show(result)
+    typer.echo(f"result in {output}", err=True)
+    raise typer.Exit(0 if result else 1)
+
+
+def show(result: GateResult) -> None:
+    """Print verdict and table."""
+    from ditto_core.gates.text import table
+
+    typer.echo(result.summary)
+    if text := table(result):
+        typer.echo(text)
+
+
+def receipt_lines(result: GateResult) -> list[str]:
+    """Return a line about each run that the result came from."""
+    now = time.time()
+    return [f"{format_age(now - receipt.created)} ago, {receipt.summary}" for receipt in result.receipts]
+
+
+def objections(result: GateResult, max_age: float | None, commit: str, gpu: str) -> list[str]:
+    """Return what speaks against a result before its numbers are looked at."""
+    found = [] if result.receipts else ["it has no receipt"]
+    for receipt in result.receipts:
+        age = time.time() - receipt.created
+        if max_age is not None and not -300 <= age <= max_age:
+            found.append(f"it is {format_age(age)} old, expected at most {format_age(max_age)}")
+        if commit and not (receipt.commit and receipt.commit.startswith(commit)):
+            found.append(f"it is of commit {receipt.commit or 'unknown'}, expected {commit}")
+        if commit and receipt.commit.endswith("+"):
+            found.append(f"files differed from commit {receipt.commit[:12]} when it was made")
+        if gpu and gpu.lower() not in receipt.machine.get("gpu", "").lower():
+            found.append(f"it ran on gpu {receipt.machine.get('gpu', 'none')}, expected {gpu}")
+    return found

@@ -1,0 +1,86 @@
+"""The reference's results, sample by sample, in a file of the repository: a gate then runs the engine alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ditto_core.errors import UsageError
+from ditto_core.fingerprint import fingerprint
+from ditto_core.gates.record import Side
+from ditto_core.gates.result import GateResult, Identity
+from ditto_core.gates.scoring import Known
+from ditto_core.gates.suite import Suite
+from ditto_core.receipt import Receipt
+
+SCHEMA_VERSION = 1
+REMEDY = "write it anew with --update-baseline"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the reference did on every sample of a suite, and the receipt of the run that found it."""
+
+    identity: Identity
+    receipt: Receipt
+    samples: Mapping[str, Known]
+
+    @classmethod
+    def of(cls, result: GateResult) -> Baseline:
+        """Take the baseline from a complete run. Raises :class:`UsageError` for one that lacks samples."""
+        if result.missing:
+            raise UsageError(f"no baseline: {result.summary}")
+        samples = {record.id: Known(record.reference, record.tokens) for record in result.records}
+        return cls(result.identity, result.receipts[0], samples)
+
+    def known(self, id: str) -> Known:
+        """Return what is known of a sample. Raises :class:`UsageError`: a gate never leaves one out."""
+        if id not in self.samples:
+            raise UsageError(f"the baseline lacks sample {id!r}: {REMEDY}")
+        return self.samples[id]
+
+    def check(self, suite: Suite, model: str) -> None:
+        """Raise :class:`UsageError` when this is the baseline of other samples or another model."""
+        for id in suite.ids:
+            self.known(id)
+        if suite.digest != self.identity.suite_digest:
+            raise UsageError(f"the baseline is of other samples than suite {suite.name} has now: {REMEDY}")
+        if model != self.receipt.model:
+            raise UsageError(f"the baseline is of another model ({self.identity.model}): {REMEDY}")
+
+    def warnings(self, receipt: Receipt) -> list[str]:
+        """Return what differs between the machine and versions that wrote the baseline and those of a run."""
+        return [f"baseline: {change}" for change in receipt.changes(self.receipt)]
+
+    def save(self, path: Path) -> None:
+        """Write the baseline, one line a sample, so that a change of it can be reviewed."""
+        body = self.to_json()
+        head = {name: value for name, value in body.items() if name != "samples"} | {"digest": fingerprint(body)}
+        lines = [f"  {json.dumps(id)}: {json.dumps(sample)}" for id, sample in body["samples"].items()]
+        text = json.dumps(head, indent=1)[:-2] + ',\n "samples": {\n' + ",\n".join(lines) + "\n }\n}\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dictionary for strict JSON."""
+        samples = {id: {"tokens": known.tokens, **known.side.to_json()} for id, known in self.samples.items()}
+        head = {"schema": SCHEMA_VERSION, "identity": self.identity.__dict__, "receipt": self.receipt.to_json()}
+        return {**head, "samples": samples}
+
+    @classmethod
+    def load(cls, path: Path) -> Baseline:
+        """Read what :meth:`save` wrote. Raises :class:`UsageError` when it is missing, damaged or changed by hand."""
+        try:
+            data = json.loads(path.read_text())
+            digest = data.pop("digest")
+            if digest != fingerprint(data):
+                raise UsageError(f"baseline {path} was changed after it was written: {REMEDY}")
+            samples = {id: Known(Side.from_json(side), side["tokens"]) for id, side in data["samples"].items()}
+            return cls(Identity(**data["identity"]), Receipt.from_json(data["receipt"]), samples)
+        except FileNotFoundError as error:
+            raise UsageError(f"baseline {path} is not there: {REMEDY}") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path} is no baseline: {type(error).__name__} {error}") from error

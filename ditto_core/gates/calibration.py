@@ -1,0 +1,95 @@
+"""Calibration over a suite: the error of every site on every sample, wherever the samples run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.compare.rules import Measured
+from ditto_core.errors import UsageError
+from ditto_core.executor import Run, in_process
+from ditto_core.gates.suite import Sample, Suite
+from ditto_core.options import PairOptions
+from ditto_core.spec import EngineSpec, parse_outputs
+
+if TYPE_CHECKING:
+    from ditto_core.gates.gate import Gate
+    from ditto_core.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a worker does: step an engine with taps beside its reference on a sample, and keep the errors alone.
+
+    ``steps``: new tokens after a prompt; a text is one prefill. ``reference`` is what ``PairOptions`` takes.
+    """
+
+    spec: EngineSpec
+    reference: Any
+    steps: int
+    threads: int
+    device: str
+    cache: Path
+    remote: str = ""
+
+    @classmethod
+    def of(cls, gate: Gate, outputs: Any, workspace: Workspace) -> Calibration:
+        """Take engine and reference from a gate and tap both; ``outputs`` is what :meth:`EngineSpec.of` takes."""
+        selectors, aliases = parse_outputs(outputs)
+        spec, reference = gate.spec, gate.reference
+        if isinstance(reference, EngineSpec):
+            reference = replace(reference, outputs=selectors, aliases=aliases)
+        return cls(
+            spec=replace(spec, outputs=selectors, aliases=aliases),
+            reference=reference,
+            steps=gate.max_new_tokens,
+            threads=gate.threads,
+            device=gate.device,
+            cache=workspace.cache.root,
+            remote=workspace.cache.remote,
+        )
+
+    def open(self, workspace: Workspace) -> Callable[[Sample], Measured]:
+        """Build the engine, or find it, and open both sides."""
+        from ditto_core.pair import Pair
+
+        options = PairOptions(self.reference, observer=False, threads=self.threads, device=self.device)
+        pair = Pair(workspace, self.spec, options)
+
+        def measure(sample: Sample) -> Measured:
+            prompt: Any = sample.text or sample.prompt
+            prompt = prompt if isinstance(prompt, str) else [list(prompt)]
+            try:
+                found = pair.generate(prompt, max_new_tokens=1 if sample.text else self.steps)
+                return Measured.of(found)
+            except UsageError as error:
+                raise UsageError(f"sample {sample.id!r}: {error}") from error
+            finally:
+                pair.comparisons.clear()
+
+        return measure
+
+
+def calibrate_suite(
+    work: Calibration,
+    suite: Suite,
+    workspace: Workspace,
+    *,
+    run: Run = in_process,
+    on_sample: Callable[[int, int], None] | None = None,
+) -> list[Measured]:
+    """Return what each sample measured, in the suite's order, for :func:`ditto_core.compare.rules.write_rules`.
+
+    The engine is built before the samples are handed out. Raises :class:`UsageError` for a sample that does not fit
+    the engine or on which a site diverges.
+    """
+    workspace.build(work.spec)
+    tasks = {sample.id: sample for sample in suite.samples}
+    found: dict[str, Measured] = {}
+    for name, measured in run(work, tasks, workspace):
+        found[name] = measured
+        if on_sample is not None:
+            on_sample(len(found), len(tasks))
+    return [found[name] for name in tasks]

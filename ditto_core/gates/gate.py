@@ -1,0 +1,202 @@
+"""Run a gate: the samples that are still to do, on whatever executes them, into one result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.errors import RunError, UsageError
+from ditto_core.executor import Run, in_process
+from ditto_core.fingerprint import fingerprint
+from ditto_core.gates.baseline import Baseline
+from ditto_core.gates.job import Job, Task
+from ditto_core.gates.journal import Journal
+from ditto_core.gates.policy import Policy
+from ditto_core.gates.result import GateResult, Identity
+from ditto_core.gates.shards import WHOLE, Shard
+from ditto_core.gates.suite import Suite
+from ditto_core.receipt import Receipt, make_receipt
+from ditto_core.reference import check_reference, named_backend
+from ditto_core.spec import EngineSpec, parse_dtype
+
+if TYPE_CHECKING:
+    from ditto_core.workspace import Workspace
+
+NEW_TOKENS = 16
+STATE = "gates"
+
+OnSample = Callable[[int, int], None]
+"""Told how many samples are done, of how many."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A suite, an engine, its reference and a policy. Taps are left out: a gate looks at the final outputs.
+
+    ``reference``: ``eager``, ``eager:float32``, the name of a backend (the same model, without the engine's own
+    options), or an :class:`~ditto_core.spec.EngineSpec`.
+    """
+
+    spec: EngineSpec
+    suite: Suite
+    reference: Any = "eager"
+    policy: Policy = field(default_factory=Policy)
+    max_new_tokens: int = NEW_TOKENS
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spec", self.spec.plain())
+        object.__setattr__(self, "reference", resolved(self.spec, self.reference))
+        if self.max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
+
+    @property
+    def dtype(self) -> str:
+        """What the engine is judged by: the dtype of its quantized weights, where it has any."""
+        return dtype_of(self.spec)
+
+
+def resolved(spec: EngineSpec, reference: Any) -> Any:
+    """Return a gate's reference as a spec, or as ``eager`` with a dtype. Raises :class:`UsageError`."""
+    if isinstance(reference, EngineSpec):
+        return reference.plain()
+    check_reference(reference)
+    if Path(str(reference)).is_dir():
+        raise UsageError(f"a gate cannot run on the trace {reference}: it has one prompt's steps, not a suite's")
+    built = named_backend(replace(spec, options=()), reference)
+    return built if built is not None else str(reference)
+
+
+def run_gate(
+    gate: Gate,
+    workspace: Workspace,
+    *,
+    shard: Shard = WHOLE,
+    baseline: Baseline | None = None,
+    run: Run = in_process,
+    on_sample: OnSample | None = None,
+) -> GateResult:
+    """Run a gate, or one shard of it, and return its result.
+
+    Each finished sample is written to a journal in the cache at once: a run that was interrupted, even by a kill, goes
+    on where it stopped. ``baseline``: take the reference's results from there and run the engine alone. ``run``
+    executes the samples; see :mod:`ditto_core.executor`. Raises :class:`UsageError` for what cannot be run, and
+    :class:`RunError` when a sample has no result in the end.
+    """
+    job, identity = prepare(gate, workspace, baseline)
+    journal = Journal(workspace.cache.state(STATE) / f"{fingerprint(identity.key, str(shard))}.jsonl")
+    mine = shard.of(gate.suite.samples)
+    done = {id: record for id, record in journal.read().items() if id in {sample.id for sample in mine}}
+    if done:
+        workspace.say(f"gate {gate.suite.name} goes on: {len(done)} of {len(mine)} samples are done")
+    left = [sample for sample in mine if sample.id not in done]
+    tasks = {sample.id: Task(sample, baseline.known(sample.id) if baseline else None) for sample in left}
+    for id, record in run(job, tasks, workspace):
+        journal.append(record)
+        done[id] = record
+        if on_sample is not None:
+            on_sample(len(done), len(mine))
+    lost = [sample.id for sample in mine if sample.id not in done]
+    if lost:
+        raise RunError(f"gate {gate.suite.name}: sample {lost[0]!r} has no result ({len(lost)} of {len(mine)} missing)")
+    receipt = receipt_of(gate, identity, workspace)
+    notes = tuple(baseline.warnings(receipt)) if baseline else ()
+    result = GateResult(
+        identity=identity,
+        policy=gate.policy,
+        ids=gate.suite.ids,
+        records=tuple(done[sample.id] for sample in mine),
+        receipts=(receipt,),
+        shard=str(shard),
+        notes=notes,
+    )
+    journal.remove()
+    return result
+
+
+def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tuple[Job, Identity]:
+    """Build what the gate needs, once, and return what workers get and what the result is of."""
+    engine = workspace.build(gate.spec)
+    if not engine.decoder:
+        raise UsageError(f"{gate.spec.model.label} is no decoder: a gate needs logits of tokens")
+    if baseline is not None:
+        baseline.check(gate.suite, workspace.digest(gate.spec.model))
+        reference, label = baseline.identity.reference, baseline.identity.reference_label
+    elif isinstance(gate.reference, EngineSpec):
+        built = workspace.build(gate.reference)
+        reference, label = built.directory.name, label_of(built.spec)
+    else:
+        reference, label = eager_fingerprint(gate, workspace), eager_label(gate)
+    job = Job(
+        spec=gate.spec,
+        reference=None if baseline else gate.reference,
+        engine=engine.directory.name,
+        steps=gate.max_new_tokens,
+        threads=gate.threads,
+        device=gate.device,
+        cache=workspace.cache.root,
+        remote=workspace.cache.remote,
+    )
+    identity = Identity(
+        suite=gate.suite.name,
+        suite_digest=gate.suite.digest,
+        model=gate.spec.model.label,
+        engine=engine.directory.name,
+        engine_label=label_of(gate.spec),
+        reference=reference,
+        reference_label=label,
+        dtype=gate.dtype,
+        max_new_tokens=gate.max_new_tokens,
+    )
+    return job, identity
+
+
+def receipt_of(gate: Gate, identity: Identity, workspace: Workspace) -> Receipt:
+    """Return the receipt of a gate that ran just now, here."""
+    from ditto_core.backends.base import get_backend
+
+    return make_receipt(
+        engine=identity.engine,
+        reference=identity.reference,
+        model=workspace.digest(gate.spec.model),
+        versions=get_backend(gate.spec.backend).versions(),
+        threads=gate.threads,
+        seeds={"bootstrap": gate.policy.seed},
+    )
+
+
+def eager_dtype(gate: Gate) -> str:
+    """Return the dtype that an eager reference runs in."""
+    from ditto_core.backends.eager import HIGHER
+
+    _, _, dtype = str(gate.reference).partition(":")
+    return parse_dtype(dtype) if dtype else HIGHER[gate.spec.dtype]
+
+
+def eager_label(gate: Gate) -> str:
+    """Return ``eager float32``."""
+    return f"eager {eager_dtype(gate)}"
+
+
+def eager_fingerprint(gate: Gate, workspace: Workspace) -> str:
+    """Return what an eager reference's results depend on, as a digest."""
+    import torch
+    import transformers
+
+    versions = [torch.__version__, transformers.__version__]
+    return fingerprint(
+        workspace.digest(gate.spec.model), eager_dtype(gate), gate.spec.attention, gate.device, gate.threads, versions
+    )
+
+
+def dtype_of(spec: EngineSpec) -> str:
+    """Return the dtype that an engine is judged by: that of its quantized weights, where it has any."""
+    return str(spec.option("quantize") or spec.dtype)
+
+
+def label_of(spec: EngineSpec) -> str:
+    """Return ``onnxruntime int8``."""
+    return f"{spec.backend} {dtype_of(spec)}"

@@ -1,0 +1,68 @@
+"""What a worker process gets, and how it opens the two sides: once, however many samples it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.errors import RunError
+from ditto_core.gates.record import Record
+from ditto_core.gates.scoring import Known, Scorer
+from ditto_core.gates.suite import Sample
+from ditto_core.options import PairOptions
+from ditto_core.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from ditto_core.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Task:
+    """One sample, and what a baseline knows of the reference there."""
+
+    sample: Sample
+    known: Known | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same for every sample of a gate. It can be pickled unless the model is a lambda.
+
+    ``reference`` is None where a baseline has its results. ``engine`` is the fingerprint that a worker's engine must
+    have too. ``cache`` and ``remote`` tell where engines are.
+    """
+
+    spec: EngineSpec
+    reference: Any
+    engine: str
+    steps: int
+    threads: int
+    device: str
+    cache: Path
+    remote: str = ""
+
+    def open(self, workspace: Workspace) -> Callable[[Task], Record]:
+        """Open both sides. Raises :class:`RunError` when this machine would build another engine."""
+        engine = workspace.build(self.spec)
+        if engine.directory.name != self.engine:
+            raise RunError(
+                f"this worker builds engine {engine.directory.name[:12]}, expected {self.engine[:12]}: "
+                f"its versions or GPU differ from those of the machine that runs the gate"
+            )
+        from ditto_core.reference import open_reference
+        from ditto_core.workspace import torch_threads
+
+        language = workspace.language(self.spec.model)
+        options = PairOptions(reference=self.reference, device=self.device, threads=self.threads)
+        reference = None if self.reference is None else open_reference(workspace, self.spec, engine, options)
+        scorer = Scorer(
+            engine.open(), reference, language.tokenizer, language.vocab_size, self.spec.profile, self.steps
+        )
+
+        def score(task: Task) -> Record:
+            with torch_threads(self.threads):
+                return scorer.score(task.sample, task.known)
+
+        return score

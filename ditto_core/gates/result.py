@@ -1,0 +1,204 @@
+"""A gate's result: records of every sample, receipts, and verdicts that anyone can work out again from them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ditto_core.errors import UsageError
+from ditto_core.fingerprint import fingerprint
+from ditto_core.gates.policy import Policy
+from ditto_core.gates.record import Record
+from ditto_core.gates.verdict import GateVerdict, judge
+from ditto_core.receipt import Receipt
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes two runs parts of the same gate: suite, engine, reference and how samples are scored.
+
+    ``engine`` and ``reference`` are fingerprints; the labels are for people. ``dtype`` is the engine's: ``int8`` …
+    """
+
+    suite: str
+    suite_digest: str
+    model: str
+    engine: str
+    engine_label: str
+    reference: str
+    reference_label: str
+    dtype: str
+    max_new_tokens: int
+
+    @property
+    def key(self) -> str:
+        """SHA-256 (hex) of all of it."""
+        return fingerprint(self.__dict__)
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What a gate, or a shard of it, found. True when every sample is there and no verdict fails.
+
+    ``ids`` are all samples of the suite in order, ``records`` those that were run. One receipt a machine's part.
+    """
+
+    identity: Identity
+    policy: Policy
+    ids: tuple[str, ...]
+    records: tuple[Record, ...]
+    receipts: tuple[Receipt, ...]
+    shard: str = ""
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """Samples of the suite that have no record."""
+        there = {record.id for record in self.records}
+        return tuple(id for id in self.ids if id not in there)
+
+    @cached_property
+    def verdicts(self) -> tuple[GateVerdict, ...]:
+        """One verdict a metric, worked out from the records."""
+        order = {id: i for i, id in enumerate(self.ids)}
+        records = sorted(self.records, key=lambda record: order[record.id])
+        return judge(records, self.policy, self.identity.dtype)
+
+    @property
+    def failures(self) -> tuple[GateVerdict, ...]:
+        """The verdicts that fail."""
+        return tuple(verdict for verdict in self.verdicts if not verdict.ok)
+
+    @property
+    def undecided(self) -> bool:
+        """Tell whether no verdict has a bound: such a gate could not fail, and so does not pass."""
+        return not any(verdict.judged for verdict in self.verdicts)
+
+    def __bool__(self) -> bool:
+        return not self.missing and not self.failures and not self.undecided
+
+    def __repr__(self) -> str:
+        return f"<GateResult: {self.summary}>"
+
+    @property
+    def summary(self) -> str:
+        """One line: verdict and number first."""
+        head = f"gate {self.identity.suite} on {self.identity.engine_label} against {self.identity.reference_label}"
+        if self.missing:
+            more = f" and {len(self.missing) - 1} more" if len(self.missing) > 1 else ""
+            return f"{head}: INCOMPLETE, sample {self.missing[0]!r}{more} missing of {len(self.ids)}"
+        if self.failures:
+            return f"{head}: FAILED, {describe(self.failures[0])}"
+        if self.undecided:
+            return f"{head}: FAILED, none of its metrics has a limit"
+        return f"{head}: passed, {len(self.ids)} samples"
+
+    def assert_passed(self) -> None:
+        """Raise ``AssertionError`` with the verdict, the failed metrics and what each rests on, unless it passed."""
+        __tracebackhide__ = True
+        if not self:
+            lines = [f"  {describe(verdict)} [{verdict.detail}]" for verdict in self.failures[1:]]
+            raise AssertionError("\n".join([self.summary, *lines]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dictionary for strict JSON, with a digest of all the rest."""
+        body = {
+            "schema": SCHEMA_VERSION,
+            "ok": bool(self),
+            "summary": self.summary,
+            "identity": self.identity.__dict__,
+            "policy": self.policy.to_json(),
+            "shard": self.shard,
+            "notes": list(self.notes),
+            "receipts": [receipt.to_json() for receipt in self.receipts],
+            "verdicts": [] if self.missing else [verdict.to_json() for verdict in self.verdicts],
+            "ids": list(self.ids),
+            "records": [record.to_json() for record in self.records],
+        }
+        return {**body, "digest": fingerprint(body)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GateResult:
+        """Read a result. Its verdicts are worked out again. Raises :class:`UsageError` when it is damaged."""
+        try:
+            body = {name: value for name, value in data.items() if name != "digest"}
+            if data["schema"] != SCHEMA_VERSION:
+                raise UsageError(f"gate result of schema {data['schema']!r}, expected {SCHEMA_VERSION}")
+            if fingerprint(body) != data["digest"]:
+                raise UsageError("the gate result was changed after it was written: its digest does not match")
+            return cls(
+                identity=Identity(**data["identity"]),
+                policy=Policy.from_json(data["policy"]),
+                ids=tuple(data["ids"]),
+                records=tuple(Record.from_json(record) for record in data["records"]),
+                receipts=tuple(Receipt.from_json(receipt) for receipt in data["receipts"]),
+                shard=data["shard"],
+                notes=tuple(data["notes"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"no gate result: {type(error).__name__} {error}") from error
+
+    def save(self, path: Path) -> None:
+        """Write the result as JSON, so that nobody sees a part of it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> GateResult:
+        """Read what :meth:`save` wrote. Raises :class:`UsageError`."""
+        try:
+            return cls.from_json(json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} is no gate result: {error}") from error
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
+
+
+def describe(verdict: GateVerdict) -> str:
+    """Return a verdict in one line: number and bound."""
+    interval = f"[{verdict.low:.4g}, {verdict.high:.4g}]"
+    if verdict.p is not None and verdict.limit == 0:
+        return f"{verdict.metric} {verdict.estimate:.4g} {interval}: p {verdict.p:.2g} ({verdict.test})"
+    bound = "no limit" if math.isinf(verdict.limit) else f"limit {verdict.limit:.4g}"
+    return f"{verdict.metric} {verdict.estimate:.4g} {interval}: {bound}"
+
+
+def merge(results: Sequence[GateResult]) -> GateResult:
+    """Put the shards of one gate together.
+
+    Raises :class:`UsageError` when they are not of one gate, or two have the same sample. A sample that no shard has
+    makes the merged result incomplete, which is a failure.
+    """
+    if not results:
+        raise UsageError("no shard to merge, expected at least one")
+    first = results[0]
+    for other in results[1:]:
+        same_gate(first, other)
+    records: dict[str, Record] = {}
+    for record in (record for result in results for record in result.records):
+        if record.id in records:
+            raise UsageError(f"sample {record.id!r} is in two shards")
+        records[record.id] = record
+    ordered = tuple(records[id] for id in first.ids if id in records)
+    receipts = tuple(receipt for result in results for receipt in result.receipts)
+    notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
+    return replace(first, records=ordered, receipts=receipts, shard="", notes=notes)
+
+
+def same_gate(first: GateResult, other: GateResult) -> None:
+    """Raise :class:`UsageError` that names what two shards do not share."""
+    for name, value in first.identity.__dict__.items():
+        theirs = getattr(other.identity, name)
+        if theirs != value:
+            raise UsageError(f"shards of different gates: {name} is {value!r} in one and {theirs!r} in another")
+    if first.ids != other.ids or first.policy != other.policy:
+        raise UsageError("shards of different gates: they differ in their samples or policy")

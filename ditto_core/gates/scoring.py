@@ -1,0 +1,190 @@
+"""One sample through the engine and the reference, alone in its batch: what ran beside it cannot change its bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ditto_core.compare.tokens import CHUNK, Rows, add_divergence, matching_prefix, pick
+from ditto_core.errors import UsageError
+from ditto_core.gates.record import Record, Side
+from ditto_core.gates.suite import CHOICE, MATCH, PROMPT, TEXT, Sample, Text
+from ditto_core.generate import Sequencer, TokenBatch, encode
+
+if TYPE_CHECKING:
+    from ditto_core.backends.base import Session
+    from ditto_core.spec import ShapeProfile
+
+Logits = torch.Tensor
+Scores = tuple[Side, Side, int, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a baseline knows of the reference on a sample: its results, and how many tokens they sum over."""
+
+    side: Side
+    tokens: int
+
+
+@dataclass
+class Scorer:
+    """Two open sessions and what turns text into their tokens.
+
+    ``reference`` is None where its results are known from a baseline. ``steps``: new tokens after a prompt.
+    """
+
+    engine: Session
+    reference: Session | None
+    tokenizer: Any
+    vocab: int
+    profile: ShapeProfile
+    steps: int
+
+    def score(self, sample: Sample, known: Known | None = None) -> Record:
+        """Run one sample and return its numbers. Raises :class:`UsageError` when it does not fit the engine."""
+        if self.reference is None and known is None:
+            raise UsageError(f"no reference, and the baseline lacks sample {sample.id!r}")
+        kinds: Mapping[str, Callable[[Sample, Known | None], Scores]] = {
+            TEXT: self._text,
+            CHOICE: self._choice,
+            MATCH: self._continuation,
+            PROMPT: self._continuation,
+        }
+        try:
+            engine, reference, tokens, kl = kinds[sample.kind](sample, known)
+        except UsageError as error:
+            raise UsageError(f"sample {sample.id!r}: {error}") from error
+        if known is not None and (known.tokens != tokens or len(known.side.top) != len(engine.top)):
+            raise UsageError(f"sample {sample.id!r} has {tokens} tokens here, and {known.tokens} in the baseline")
+        return Record(sample.id, engine, reference, tokens, kl)
+
+    def _text(self, sample: Sample, known: Known | None) -> Scores:
+        ids = self._ids(sample.text)
+        if len(ids) < 2:
+            raise UsageError("a text of one token predicts nothing, expected at least two")
+        return self._forced(ids, 1, known)
+
+    def _choice(self, sample: Sample, known: Known | None) -> Scores:
+        """Pick the choice with the least mean negative log-likelihood; agreement is measured on the right one."""
+        rows = [self._continued(sample.prompt, choice) for choice in sample.choices]
+        scores = [self._forced(ids, first, None if self.reference else Known(Side(), 0)) for ids, first in rows]
+        lengths = [len(ids) - first for ids, first in rows]
+        both = [score[0] for score in scores], [score[1] for score in scores]
+        right = int(sample.answer)  # type: ignore[arg-type]
+        engine, reference, tokens, kl = scores[right]
+        won = [best([side.nll / n for side, n in zip(sides, lengths, strict=True)]) == right for sides in both]
+        engine = Side(engine.nll, engine.top, correct=won[0])
+        return engine, known.side if known else Side(reference.nll, reference.top, correct=won[1]), tokens, kl
+
+    def _continuation(self, sample: Sample, known: Known | None) -> Scores:
+        """Continue greedily on both sides; agreement is measured along the reference's tokens."""
+        ids = self._ids(sample.prompt)
+        theirs = list(known.side.generated) if known else greedy_tokens(self.reference, ids, self.steps, self._check)
+        if len(theirs) != self.steps:
+            raise UsageError(f"the baseline continues by {len(theirs)} tokens, expected {self.steps}")
+        forced, reference, _, kl = self._forced([*ids, *theirs], len(ids), known)
+        ours = theirs
+        if matching_prefix(forced.top, theirs) < self.steps:
+            ours = greedy_tokens(self.engine, ids, self.steps, self._check)
+        sides = [
+            Side(0.0, top, tuple(tokens), self._right(sample, tokens))
+            for top, tokens in ((forced.top, ours), (reference.top, theirs))
+        ]
+        return sides[0], known.side if known else sides[1], 0, kl
+
+    def _right(self, sample: Sample, tokens: Sequence[int]) -> bool | None:
+        """Tell whether a continuation begins with the answer, white space at the ends aside."""
+        if sample.answer is None:
+            return None
+        if isinstance(sample.answer, str):
+            return bool(self.tokenizer.decode(list(tokens)).strip().startswith(sample.answer.strip()))
+        wanted: Any = sample.answer
+        return tuple(tokens[: len(wanted)]) == tuple(wanted)
+
+    def _forced(self, ids: Sequence[int], first: int, known: Known | None) -> Scores:
+        """Score the tokens from ``first`` on, each given all before it."""
+        mine = self._logits(self.engine, ids)[first - 1 : -1]
+        targets = torch.tensor(ids[first:])
+        ours = side_of(mine, targets)
+        if known is not None:
+            return ours, known.side, len(targets), ()
+        theirs = self._logits(self.reference, ids)[first - 1 : -1]
+        return ours, side_of(theirs, targets), len(targets), divergences(mine, theirs)
+
+    def _logits(self, session: Session | None, ids: Sequence[int]) -> Logits:
+        assert session is not None
+        self._check(len(ids), 1)
+        session.start(1)
+        return session.step(Sequencer(batch_of(ids)).inputs(), drop)["logits"][0]
+
+    def _check(self, length: int, steps: int) -> None:
+        self.profile.check(1, length, 0)
+        if steps > 1:
+            self.profile.check(1, 1, length + steps - 2)
+
+    def _ids(self, text: Text) -> list[int]:
+        prompt: Any = text if isinstance(text, str) else [text]
+        return [int(t) for t in encode(prompt, tokenizer=self.tokenizer, vocab_size=self.vocab).input_ids[0]]
+
+    def _continued(self, prompt: Text, choice: Text) -> tuple[list[int], int]:
+        """Return the tokens of both together, and where they part from the prompt's own."""
+        start = self._ids(prompt)
+        if isinstance(prompt, str) != isinstance(choice, str):
+            raise UsageError("prompt and choices are to be all text or all token ids")
+        whole = self._ids(prompt + choice)  # type: ignore[operator]
+        return whole, max(1, min(matching_prefix(start, whole), len(whole) - 1))
+
+
+def greedy_tokens(
+    session: Session | None, ids: Sequence[int], steps: int, check: Callable[[int, int], None]
+) -> list[int]:
+    """Return a session's own greedy continuation."""
+    from ditto_core.run import run
+
+    assert session is not None
+    check(len(ids), steps)
+    return run(session, batch_of(ids), steps=steps)[0]
+
+
+def batch_of(ids: Sequence[int]) -> TokenBatch:
+    """Return a batch of one row."""
+    row = torch.tensor([list(ids)])
+    return TokenBatch(row, torch.ones_like(row))
+
+
+def side_of(logits: Logits, targets: torch.Tensor) -> Side:
+    """Return likelihood and likeliest tokens of logits [positions, vocab] whose next tokens are ``targets``."""
+    nll = 0.0
+    for part in chunks(logits):
+        rows = pick(logits, part.start, part.stop)
+        nll += float(torch.nn.functional.cross_entropy(rows, targets[part].to(rows.device), reduction="sum"))
+    return Side(nll, tuple(logits.argmax(-1).tolist()))
+
+
+def divergences(mine: Logits, theirs: Logits) -> tuple[float, ...]:
+    """Return KL(reference || engine) at each position, in nats, to five digits."""
+    found = Rows()
+    for part in chunks(mine):
+        a = pick(mine, part.start, part.stop)
+        add_divergence(found, a, pick(theirs, part.start, part.stop).to(a.device), 1)
+    return tuple(float(f"{value:.4e}") for value in found.kl)
+
+
+def chunks(logits: Logits) -> list[slice]:
+    """Return slices of positions that keep float64 copies small."""
+    count, step = logits.shape[0], max(1, CHUNK // logits.shape[-1])
+    return [slice(i, min(count, i + step)) for i in range(0, count, step)]
+
+
+def best(values: Sequence[float]) -> int:
+    """Return the index of the least value, -1 when any is NaN: a NaN is never right."""
+    return -1 if any(map(math.isnan, values)) else min(range(len(values)), key=values.__getitem__)
+
+
+def drop(site: str, tensor: torch.Tensor) -> None:
+    """Let go of a tap."""

@@ -1,0 +1,97 @@
+"""Gates in files: ``[tool.ditto_core.gates.NAME]`` of ``pyproject.toml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ditto_core.compare.rules import read_toml
+from ditto_core.errors import UsageError, nearest
+from ditto_core.gates.gate import NEW_TOKENS, Gate
+from ditto_core.gates.policy import Policy
+from ditto_core.gates.suite import BUILT_IN, load_suite
+from ditto_core.spec import EngineSpec, ModelSource
+
+SPEC = ("backend", "dtype", "options", "profile", "attention")
+RUN = ("reference", "max_new_tokens", "threads", "device")
+POLICY = tuple(item.name for item in fields(Policy))
+KNOWN = ("model", "suite", "baseline", "samples", *SPEC, *RUN, *POLICY)
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """A gate as it is written down. ``folder`` is where relative paths start from."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = field(default_factory=Path.cwd)
+
+    def __post_init__(self) -> None:
+        for name in self.values:
+            if name not in KNOWN:
+                raise UsageError(f"a gate has no setting {name!r}{nearest(name, KNOWN)} (known: {', '.join(KNOWN)})")
+
+    def over(self, **values: Any) -> GateSettings:
+        """Return the settings with others on top; None and empty ones leave what is there. Tables merge."""
+        chosen = {name: value for name, value in values.items() if value not in (None, "", {}, ())}
+        for name, value in chosen.items():
+            if isinstance(value, Mapping):
+                chosen[name] = {**self.values.get(name, {}), **value}
+        return GateSettings({**self.values, **chosen}, self.folder)
+
+    @property
+    def baseline(self) -> Path | None:
+        """The baseline's file, None where there is none."""
+        name = self.values.get("baseline")
+        return self.folder / name if name else None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy part."""
+        limits = {name: read_limit(value) for name, value in self.values.get("limits", {}).items()}
+        return Policy(**{**self._only(POLICY), **({"limits": limits} if limits else {})})
+
+    def gate(self, spec: EngineSpec | None = None) -> Gate:
+        """Return the gate, on ``spec`` where one is given. Raises :class:`UsageError` for what is missing or wrong."""
+        if spec is None:
+            if "model" not in self.values:
+                raise UsageError("the gate names no model, expected --model or `model` in its table")
+            spec = EngineSpec.of(self._model(), outputs=None, **self._only(SPEC))
+        suite = load_suite(self._suite()).first(int(self.values.get("samples", 0)))
+        return Gate(spec, suite, policy=self.policy, **{"max_new_tokens": NEW_TOKENS, **self._only(RUN)})
+
+    def _only(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: self.values[name] for name in names if name in self.values}
+
+    def _suite(self) -> str:
+        name = str(self.values.get("suite", BUILT_IN[0]))
+        return name if name in BUILT_IN else str(self.folder / name)
+
+    def _model(self) -> Any:
+        model = self.values["model"]
+        local = isinstance(model, str) and (self.folder / model).exists()
+        return str(self.folder / model) if local else ModelSource.of(model)
+
+
+def project_gate(folder: Path, name: str) -> GateSettings:
+    """Return a gate of the nearest ``pyproject.toml`` at or above ``folder``. Raises :class:`UsageError`."""
+    for parent in (folder, *folder.parents):
+        path = parent / "pyproject.toml"
+        if path.is_file():
+            table: Any = read_toml(path)
+            for part in ("tool", "ditto_core", "gates"):
+                table = table.get(part, {})
+            if name not in table:
+                known = ", ".join(table) or "none"
+                raise UsageError(f"{path} has no gate {name!r}{nearest(name, table)} (known: {known})")
+            return GateSettings(table[name], parent)
+    raise UsageError(f"no pyproject.toml at or above {folder}, expected one with [tool.ditto_core.gates.{name}]")
+
+
+def read_limit(value: Any) -> float:
+    """Return a limit; ``"none"`` is infinity. Raises :class:`UsageError`."""
+    try:
+        return float("inf") if value == "none" else float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a limit is {value!r}, expected a number, or 'none' to report without judging") from error

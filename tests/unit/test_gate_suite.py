@@ -1,0 +1,98 @@
+import json
+
+import pytest
+
+from ditto_core.errors import UsageError
+from ditto_core.gates.shards import Shard
+from ditto_core.gates.suite import Sample, load_suite
+from tests.gate_suites import tiny_suite, write_suite
+
+
+def test_a_file_gives_back_the_samples_that_were_written(tmp_path):
+    suite = tiny_suite()
+    read = load_suite(write_suite(tmp_path / "tiny.jsonl", suite))
+    assert read.samples == suite.samples
+    assert read.digest == suite.digest
+    assert {sample.kind for sample in read.samples} == {"text", "choice", "match", "prompt"}
+
+
+def test_a_changed_sample_changes_the_digest(tmp_path):
+    path = write_suite(tmp_path / "tiny.jsonl")
+    before = load_suite(path).digest
+    path.write_text(path.read_text().replace('"answer": 1', '"answer": 0', 1))
+    assert load_suite(path).digest != before
+
+
+def test_the_classics_are_short_passages_with_author_and_work():
+    suite = load_suite("classics")
+    assert 30 <= len(suite.samples) <= 60
+    assert all(20 <= len(sample.text.split()) <= 90 for sample in suite.samples)
+    assert "melville-moby" in suite.ids
+
+
+def test_questions_about_the_classics_have_the_passage_s_own_next_words_as_answer():
+    texts = {sample.id: sample.text for sample in load_suite("classics").samples}
+    questions = load_suite("classics-choice").samples
+    assert len(questions) >= 150
+    for question in questions:
+        assert len(set(question.choices)) == 4
+        text = " ".join(texts[question.id.partition("/")[0]].split())
+        assert text.startswith(question.prompt + question.choices[question.answer])
+        wrong = [c for i, c in enumerate(question.choices) if i != question.answer]
+        assert not any(text.startswith(question.prompt + choice) for choice in wrong)
+
+
+def test_answers_of_the_questions_are_spread_over_the_four_places():
+    answers = [question.answer for question in load_suite("classics-choice").samples]
+    assert min(answers.count(i) for i in range(4)) > len(answers) / 8
+
+
+def test_shards_hold_every_sample_once():
+    samples = tiny_suite().samples
+    shares = [Shard(i, 3).of(samples) for i in (1, 2, 3)]
+    assert sorted(s.id for share in shares for s in share) == sorted(s.id for s in samples)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0"])
+def test_a_shard_that_does_not_exist_is_refused(text):
+    with pytest.raises(UsageError):
+        Shard.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "bad.jsonl, line 2: expected JSON"),
+        ("[]", "expected a JSON object"),
+        ('{"txt": "a"}', "got 'txt'; did you mean 'text'?"),
+        ("{}", "expected either 'text' or 'prompt'"),
+        ('{"text": "a", "prompt": "b"}', "expected either 'text' or 'prompt'"),
+        ('{"text": "a", "answer": "b"}', "expected neither 'choices' nor 'answer'"),
+        ('{"prompt": "a", "choices": ["b", "c"], "answer": 2}', "an index into the 2 choices, got 2"),
+        ('{"prompt": "a", "choices": ["b"], "answer": 0}', "at least two choices"),
+        ('{"prompt": "a", "answer": 3}', "expected 'answer' to be a text"),
+    ],
+)
+def test_a_bad_line_is_named_with_what_was_expected(tmp_path, line, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(UsageError) as error:
+        load_suite(path)
+    assert message in str(error.value)
+    assert "line 2" in str(error.value)
+
+
+def test_an_empty_file_and_a_double_id_are_refused(tmp_path):
+    path = tmp_path / "s.jsonl"
+    path.write_text("\n")
+    with pytest.raises(UsageError, match="has no sample"):
+        load_suite(path)
+    path.write_text(2 * (json.dumps(Sample("a", text="x").to_json()) + "\n"))
+    with pytest.raises(UsageError, match="the sample 'a' twice"):
+        load_suite(path)
+
+
+def test_an_unknown_suite_names_the_nearest():
+    with pytest.raises(UsageError, match="did you mean 'classics'"):
+        load_suite("clasics")

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ditto_core.compare.tolerance import Tolerance
+from ditto_core.comparer import Floor
 from ditto_core.engine import Engine
 from ditto_core.errors import DittoError, UsageError
 from ditto_core.fingerprint import fingerprint
 from ditto_core.generate import Prompt, TokenBatch, encode
-from ditto_core.lockstep import Floor, Sides, TapReader, lockstep, recording, single_step
+from ditto_core.lockstep import Sides, TapReader, lockstep, recording, single_step
 from ditto_core.options import PairOptions
 from ditto_core.workspace import Workspace, torch_threads
 

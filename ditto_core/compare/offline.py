@@ -8,12 +8,10 @@ from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.comparison import Comparison, SiteResult, judge
 from ditto_core.compare.dumps import DumpPairs
 from ditto_core.compare.metrics import measure
-from ditto_core.compare.tolerance import EPSILON, WITHIN, Tolerance, Verdict
+from ditto_core.compare.tolerance import EPSILON, UNJUDGED, Tolerance
 from ditto_core.dumps import Dump
 from ditto_core.receipt import make_receipt
 from ditto_core.sites import Tap
-
-UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "not judged yet")
 
 
 def compare_offline(

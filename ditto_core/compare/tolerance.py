@@ -120,6 +120,10 @@ class Verdict:
         return f"{self.metric} {self.value:.1e} {sign} {self.bound:.1e} ({self.rule})"
 
 
+UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "not judged yet")
+"""Stands in a result until all of a run's results are judged together."""
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """How errors are judged. ``factor`` multiplies the noise floor; ``rules`` override it, later ones first."""

@@ -13,9 +13,9 @@ from ditto_core.backends.eager import HIGHER
 from ditto_core.compare.comparison import number, parse
 from ditto_core.compare.metrics import Metrics, measure
 from ditto_core.compare.tolerance import EPSILON
+from ditto_core.comparer import is_mask
 from ditto_core.generate import valid_elements
 from ditto_core.localize.replay import Replay
-from ditto_core.lockstep import is_mask
 from ditto_core.models import LoadedModel
 from ditto_core.sites import Tap
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ditto_core.backends.eager import as_float, widened
+from ditto_core.comparer import is_mask
 from ditto_core.errors import RunError
 from ditto_core.export import cache_argument, named_outputs
-from ditto_core.lockstep import is_mask
 from ditto_core.models import LoadedModel, cast_module
 from ditto_core.recording import Recorder
 from ditto_core.sites import Tap

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ditto_core.comparer import is_mask
 from ditto_core.errors import UsageError
-from ditto_core.lockstep import is_mask
 from ditto_core.sites import Tap
 
 if TYPE_CHECKING:

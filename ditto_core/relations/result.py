@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.compare.comparison import Comparison, SiteResult, judge, number
 from ditto_core.compare.metrics import ShapeMismatch, measure
 from ditto_core.compare.tokens import measure_logits
-from ditto_core.compare.tolerance import DIVERGED, WITHIN, Tolerance, Verdict
+from ditto_core.compare.tolerance import DIVERGED, UNJUDGED, WITHIN, Tolerance, Verdict
 from ditto_core.receipt import make_receipt
 from ditto_core.relations.feed import Captured, Feed, differing_bits
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ditto_core.sites import Tap
 
 SAME_BITS, ROUNDING, BROKEN = "same bits", "rounding", "broken"
-UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "not judged yet")
 BIT_RULE = "same inputs in the same shapes: the same kernels, so the same bits"
 
 

@@ -103,6 +103,16 @@ def test_names_of_tensorrt_llm_are_outputs_under_their_alias(standin, model, wor
     }
 
 
+def test_outputs_under_an_alias_have_a_reference(standin, model, workspace):
+    spec = spec_of(model, {"trt:transformer.layers.*.mlp": "mlp", "model.norm": "last"}, **{"build.max_batch_size": 3})
+    pair = Pair(workspace, spec, PairOptions(observer=False))
+    comparison = pair.generate([[5, 6, 7], [9, 8, 7, 6, 5]], max_new_tokens=2)
+    pair.close()
+    assert comparison.missing == {}
+    assert {r.site for r in comparison.results} == {"mlp_0", "mlp_1", "last", "logits"}
+    assert max(r.metrics.rel_l2 for r in comparison.results) < 2e-5
+
+
 def test_the_tokens_are_the_callers(standin, model, workspace):
     session = workspace.build(spec_of(model, ["model.norm"])).open()
     logits = unlike(session, lambda site, tensor: None)

@@ -159,3 +159,12 @@ def test_without_an_installation_the_report_gives_the_commands_for_the_container
 )
 def test_release_numbers(text, numbers):
     assert detect.release(text) == numbers
+
+
+def test_a_name_of_an_engine_is_the_sites_of_either_family_and_a_joint_one_is_none():
+    assert names.same("transformer.layers.3.mlp") == ("model.layers.3.mlp", "transformer.h.3.mlp")
+    assert names.same("transformer.layers.3.attention.dense:in")[0] == "model.layers.3.self_attn.o_proj:in"
+    assert names.same("transformer.layers.3.attention.qkv") == ("transformer.h.3.attn.c_attn",)
+    assert names.same("model.norm") == ("model.norm",)
+    assert names.same("transformer.ln_f") == ("transformer.ln_f", "model.norm")
+    assert names.same("anything.else") == ()

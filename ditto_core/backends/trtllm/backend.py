@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class TrtllmBackend:
     def raw_taps(self, name: str, alias: str) -> list[Tap]:
         """Return the tap of a name that is aliased, or that is TensorRT-LLM's own: module, layer, registered output."""
         raw = name.removeprefix(RAW)
-        return [Tap(alias, raw)]
+        return [with_sites(Tap(alias, raw), raw)]
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Build the engine; for the PyTorch backend, which builds none, note the model. Factories are saved first."""
@@ -139,6 +139,12 @@ def origin(tap: Tap) -> str:
     return tap.site if tap.fx_node else tap.value
 
 
+def with_sites(tap: Tap, tensor: str) -> Tap:
+    """Return a tap of TensorRT-LLM's own name with the sites that it is, by which a reference finds it."""
+    found = tuple(site for site in names.same(tensor) if site != tap.site)
+    return replace(tap, aliases=found, axes=("batch", "length", "")) if found else tap
+
+
 def requested(taps: tuple[Tap, ...]) -> tuple[list[Request], dict[str, str]]:
     """Return what to ask the builder for, and a reason for each site that TensorRT-LLM computes nowhere.
 
@@ -207,5 +213,6 @@ def delivered(
             site = request.tap.site if len(hits) == 1 else hit if request.alias else RAW + hit
             dtype = TORCH_DTYPES.get(report["outputs"][hit]["dtype"], request.tap.dtype)
             value = request.place.value if request.place else hit
-            shown.append(Tap(**{**request.tap.__dict__, "site": site, "value": value, "dtype": dtype}))
+            tap = replace(request.tap, site=site, value=value, dtype=dtype)
+            shown.append(tap if tap.fx_node else with_sites(tap, report["outputs"][hit]["source"]))
     return tuple(shown), refused

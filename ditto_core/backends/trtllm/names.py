@@ -140,6 +140,15 @@ def sites(module: str) -> Iterator[str]:
         yield from (specialize(target, index) for target in table.get(general, ()))
 
 
+def same(tensor: str) -> tuple[str, ...]:
+    """Return the Hugging Face sites, in any family, that are the very tensor of a name; a joint tensor has none."""
+    module, colon, port = tensor.partition(":")
+    general, index = generalize(module)
+    found = [table.get(general, ()) for table in (LLAMA, GPT2)]
+    sites = [specialize(targets[0], index) + colon + port for targets in found if len(targets) == 1]
+    return tuple(dict.fromkeys(sites if engine_place(tensor) is None else (tensor, *sites)))
+
+
 def generalize(path: str) -> tuple[str, str]:
     """Replace the first number in a path by ``{i}`` and return it too."""
     found = _INDEX.search(path)

@@ -1,0 +1,140 @@
+"""Compares the taps of one step as they arrive, and keeps what a run has found; each tensor is dropped at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ditto_core.compare.comparison import ObserverEffect, SiteResult
+from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
+from ditto_core.compare.tokens import LogitsMetrics, measure_logits
+from ditto_core.compare.tolerance import UNJUDGED, Tolerance
+from ditto_core.generate import valid_elements
+from ditto_core.sites import Tap
+
+Floor = dict[str, dict[int, float]]
+"""Noise floor: the reference's own rel-L2 error in the engine's dtype, by site and step."""
+
+
+@dataclass
+class Findings:
+    """What a run has measured so far."""
+
+    results: list[SiteResult] = field(default_factory=list)
+    logits: list[LogitsMetrics] = field(default_factory=list)
+    floor: Floor = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    observer: ObserverEffect | None = None
+    engine_tokens: list[list[int]] = field(default_factory=list)
+    reference_tokens: list[list[int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Add what the user should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+class Comparer:
+    """Compares one step: holds the engine's taps until the reference delivers each, then drops both."""
+
+    def __init__(
+        self,
+        taps: Sequence[Tap],
+        step: int,
+        inputs: Mapping[str, torch.Tensor],
+        found: Findings,
+        tolerance: Tolerance,
+    ) -> None:
+        self._tolerance = tolerance
+        self._taps = {tap.site: (i, tap) for i, tap in enumerate(taps)}
+        self._step = step
+        self._found = found
+        self._mask = inputs.get("attention_mask")
+        self._length = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
+        self.engine: dict[str, torch.Tensor] = {}
+        self._delivered: set[str] = set()
+        self._noisy: dict[str, torch.Tensor] = {}
+        self.noisy_outputs: Mapping[str, torch.Tensor] = {}
+
+    def take_engine(self, site: str, tensor: torch.Tensor) -> None:
+        """Hold a tap of the engine."""
+        self.engine[site] = tensor
+        self._delivered.add(site)
+
+    def take_noisy(self, site: str, tensor: torch.Tensor) -> None:
+        """Hold a tap of the reference in the engine's dtype."""
+        self._noisy[site] = tensor.clone()
+
+    def take_reference(self, site: str, tensor: torch.Tensor) -> None:
+        """Compare a tap of the reference with what the others hold."""
+        actual = self.engine.pop(site, None)
+        if actual is None:
+            return
+        order, tap = self._taps[site]
+        noisy = self._noisy.pop(site, None)
+        self._compare(order, tap, actual, tensor, noisy)
+
+    def finish(self, ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+        """Compare the final outputs, and note what only one side had."""
+        covered = {tap.value for _, tap in self._taps.values()}
+        for i, (name, actual) in enumerate(ours.items()):
+            if name in theirs and name not in covered:
+                axes = ("batch", "length", "") if name == "logits" else ("batch",) + ("",) * (actual.ndim - 1)
+                order = len(self._taps) + i
+                self._compare(order, Tap(name, name, axes=axes), actual, theirs[name], self.noisy_outputs.get(name))
+        if "logits" in ours and "logits" in theirs:
+            last = (ours["logits"][:, -1], theirs["logits"][:, -1])
+            dtype = str(ours["logits"].dtype).removeprefix("torch.")
+            self._found.logits.append(measure_logits(*last, dtype=dtype))
+        for site in self.engine:
+            self._found.missing.setdefault(site, "the reference did not compute it")
+        for site in self._taps.keys() - self._delivered:
+            self._found.missing.setdefault(site, f"the engine did not deliver it at step {self._step}")
+
+    def _compare(
+        self, order: int, tap: Tap, actual: torch.Tensor, expected: torch.Tensor, noisy: torch.Tensor | None
+    ) -> None:
+        valid = None if self._mask is None else valid_elements(tap.axes, self._mask, self._length)
+        if tap.value == "logits" and actual.shape != expected.shape:
+            actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
+        try:
+            metrics = self._measure(actual, expected, tap, valid)
+            if noisy is not None:
+                floor = self._measure(noisy, expected, tap, valid).rel_l2
+                self._found.floor.setdefault(tap.site, {})[self._step] = floor
+        except ShapeMismatch as error:
+            self._found.missing.setdefault(tap.site, str(error))
+            return
+        known = self._found.floor.get(tap.site, {}).get(self._step)
+        self._found.results.append(SiteResult(self._step, tap.site, order, metrics, UNJUDGED, known))
+
+    def _last_tokens(
+        self,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        noisy: torch.Tensor | None,
+        valid: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Cut logits [batch, length, vocab] to the last token where one side computed no others."""
+        if 1 not in (actual.shape[1], expected.shape[1]):
+            return actual, expected, noisy, valid
+        self._found.note("one side has the last token's logits only: the others' are not compared")
+        return actual[:, -1:], expected[:, -1:], None if noisy is None else noisy[:, -1:], None
+
+    def _measure(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Metrics:
+        if is_mask(expected):
+            actual, expected = actual < 0, expected < 0
+        rule = self._tolerance.rule_for((tap.site, *tap.aliases), self._step)
+        rtol, atol = (rule.rtol, rule.atol) if rule else (None, None)
+        return measure(actual, expected, axes=tap.axes, valid=valid, rtol=rtol, atol=atol)
+
+
+def is_mask(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is an additive attention mask: zeros and the dtype's most negative number only."""
+    if not tensor.is_floating_point() or tensor.ndim != 4 or not tensor.numel():
+        return False
+    lowest = torch.finfo(tensor.dtype).min
+    return bool(((tensor == 0) | (tensor <= lowest / 2)).all())

@@ -22,7 +22,7 @@ from torch import nn
 from torch.export import Dim
 
 from ditto_core import models, onnx_graph
-from ditto_core.errors import BuildError
+from ditto_core.errors import BuildError, UsageError
 from ditto_core.models import LoadedModel
 from ditto_core.recording import Recorder
 from ditto_core.sites import Provenance, Tap, source_line
@@ -56,6 +56,12 @@ class Export:
     def onnx_path(self) -> Path:
         """The ONNX file; its weights lie beside it."""
         return self.directory / ONNX_FILE
+
+    def graph_path(self) -> Path:
+        """Return the ONNX file. Raises :class:`UsageError` when the engine is built from none."""
+        if not self.onnx_path.exists():
+            raise UsageError("operators cannot be told apart: this backend builds its engines from no ONNX graph")
+        return self.onnx_path
 
     @property
     def provenance(self) -> Provenance:

@@ -303,7 +303,8 @@ class Pair:
         from ditto_core.localize import conclude
         from ditto_core.localize.graph import Graph
 
-        return conclude(localizer, comparison, Graph(self.workspace.export(self.spec).onnx_path))
+        path = self.workspace.export(self.spec).onnx_path
+        return conclude(localizer, comparison, Graph(path) if path.exists() else None)
 
     def _receipt(self) -> Receipt:
         from ditto_core.receipt import make_receipt

@@ -195,7 +195,7 @@ def checked(source: Path, tap: Tap, known: Mapping[str, Any]) -> Mapping[str, An
 def engine_graph(engine: Engine, export: Export) -> Path:
     """Return the ONNX file that the engine computes: its own where it is one, else the export's."""
     own = engine.directory / "engine.onnx"
-    return own if own.exists() else export.onnx_path
+    return own if own.exists() else export.graph_path()
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Truth:
         if module is not None:
             with suppress(TypeError, AttributeError):  # it takes more than its first input: the operators will tell
                 return self.by_module(module, dtype), f"eager {type(module).__name__} in {dtype}"
-        graph = onnx_cut.extract(self.export.onnx_path, self.tap.value, self.known, next(iter(self.inputs.values())))
+        graph = onnx_cut.extract(self.export.graph_path(), self.tap.value, self.known, next(iter(self.inputs.values())))
         wide = onnx_cut.widen(graph) if dtype != self.engine.spec.dtype else graph
         result = onnx_cut.evaluate(wide, self.known)
         return result, f"the export's operators by ONNX's reference implementation in {result.dtype}"

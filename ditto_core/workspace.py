@@ -87,7 +87,12 @@ class Workspace:
         return self._digests[source]
 
     def export(self, spec: EngineSpec) -> Export:
-        """Return the export that a spec's engine is built from, made once for a model, dtype and attention."""
+        """Return the export that a spec's engine is built from, made once for a model, dtype and attention.
+
+        A backend that says ``builds_from_onnx = False`` gets one without a graph.
+        """
+        if not getattr(get_backend(spec.backend), "builds_from_onnx", True):
+            return self._outline(spec)
         import onnxscript
         import torch
         import transformers
@@ -105,6 +110,23 @@ class Workspace:
 
         describe = {"model": spec.model.label, "dtype": spec.dtype, "attention": spec.attention}
         return Export.load(self.cache.get_or_build("export", key, make, describe=describe, on_event=self.say))
+
+    def _outline(self, spec: EngineSpec) -> Export:
+        import transformers
+
+        from ditto_core import __version__
+        from ditto_core.export import FORMAT, Export
+        from ditto_core.outline import outline
+
+        versions = [__version__, FORMAT, transformers.__version__]
+        key = fingerprint("outline", self.digest(spec.model), spec.dtype, spec.attention, versions)
+
+        def make(directory: Path) -> None:
+            with self.progress(f"looking at {spec.model.label}"):
+                outline(self.model(spec.model, spec.attention), directory, dtype=spec.dtype)
+
+        describe = {"model": spec.model.label, "dtype": spec.dtype, "attention": spec.attention}
+        return Export.load(self.cache.get_or_build("outline", key, make, describe=describe, on_event=self.say))
 
     def build(self, spec: EngineSpec) -> Engine:
         """Return the engine of a spec, built once and verified on every read."""

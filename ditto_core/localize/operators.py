@@ -30,7 +30,7 @@ class OperatorCheck:
     """The operators between a blamed site and its inputs, and what each adds."""
 
     def __init__(self, pair: Pair, blamed: Blame) -> None:
-        self._graph = Graph(pair.workspace.export(pair.spec).onnx_path)
+        self._graph = Graph(pair.workspace.export(pair.spec).graph_path())
         taps = {tap.site: tap.value for tap in pair.engine_files.taps}
         self._value = taps[blamed.site]
         self.dtype = pair.spec.dtype

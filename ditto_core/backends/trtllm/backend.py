@@ -29,6 +29,7 @@ class TrtllmBackend:
     """TensorRT-LLM, both of its backends. Settings: :class:`~ditto_core.backends.trtllm.options.Options`."""
 
     name = "trtllm"
+    builds_from_onnx = False
     dtypes = ("float32", "float16", "bfloat16")
 
     def check(self, spec: EngineSpec) -> None:

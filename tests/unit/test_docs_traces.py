@@ -19,7 +19,7 @@ def test_the_examples_run(tmp_path, monkeypatch):
         else:
             exec(compile(text, str(DOCUMENT), "exec"), names)
         ran.append(language)
-    assert ran == ["python", "python", "toml", "python"]
+    assert ran == ["python", "python", "toml", "python", "python"]
 
 
 def test_the_files_that_the_document_draws_are_those_that_are_written(tmp_path, monkeypatch):

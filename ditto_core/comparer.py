@@ -11,11 +11,9 @@ from ditto_core.compare.comparison import ObserverEffect, SiteResult
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits
 from ditto_core.compare.tolerance import UNJUDGED, Tolerance
+from ditto_core.floor import Floor
 from ditto_core.generate import valid_elements
 from ditto_core.sites import Tap
-
-Floor = dict[str, dict[int, float]]
-"""Noise floor: the reference's own rel-L2 error in the engine's dtype, by site and step."""
 
 
 @dataclass

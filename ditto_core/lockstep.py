@@ -15,7 +15,8 @@ from ditto_core.compare.comparison import Comparison, ObserverEffect, TokenResul
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.tokens import Flip
 from ditto_core.compare.tolerance import Tolerance
-from ditto_core.comparer import Comparer, Findings, Floor
+from ditto_core.comparer import Comparer, Findings
+from ditto_core.floor import Floor
 from ditto_core.generate import Sequencer, TokenBatch, greedy
 
 if TYPE_CHECKING:

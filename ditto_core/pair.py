@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ditto_core.compare.tolerance import Tolerance
-from ditto_core.comparer import Floor
 from ditto_core.engine import Engine
 from ditto_core.errors import DittoError, UsageError
 from ditto_core.fingerprint import fingerprint
+from ditto_core.floor import Floor, read_floor, write_floor
 from ditto_core.generate import Prompt, TokenBatch, encode
 from ditto_core.lockstep import Sides, TapReader, lockstep, recording, single_step
 from ditto_core.options import PairOptions
@@ -190,7 +188,8 @@ class Pair:
         if self._fed is None or not self.comparisons:
             raise UsageError("nothing has run yet: call generate(prompts) or run() before save_repro(site, directory)")
         last = self.comparisons[-1]
-        failed = (r.step for r in last.failures if site in (r.site, *last.tap_of[r.site].aliases))
+        known = {tap.site: (tap.site, *tap.aliases) for tap in last.taps}  # a final output is no tap
+        failed = (r.step for r in last.failures if site in known.get(r.site, (r.site,)))
         repro = save_repro(
             self.engine_files,
             self.engine,
@@ -343,18 +342,3 @@ class Pair:
 def names(sites: Sequence[str], most: int = 3) -> str:
     """List the first few sites."""
     return ", ".join(sites[:most]) + (" …" if len(sites) > most else "")
-
-
-def read_floor(path: Path) -> Floor | None:
-    """Read a noise floor; None when there is none, or it cannot be read."""
-    with suppress(OSError, ValueError, AttributeError):
-        data = json.loads(path.read_text())
-        return {site: {int(step): float(value) for step, value in steps.items()} for site, steps in data.items()}
-    return None
-
-
-def write_floor(path: Path, floor: Floor) -> None:
-    """Write a noise floor so that other processes never see a part of it."""
-    temporary = path.with_suffix(f".{id(floor)}.tmp")
-    temporary.write_text(json.dumps(floor))
-    temporary.replace(path)

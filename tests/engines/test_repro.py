@@ -118,7 +118,7 @@ def test_with_few_taps_the_cut_reaches_further_up(faulty_pair, tmp_path):
 
 
 def test_a_failing_final_output_that_is_no_tap_does_not_keep_a_site_from_its_repro(faulty_pair, tmp_path):
-    pair = faulty_pair(graph_faults.scaled("lm_head", 1.05), ("model.layers.1.mlp",))
+    pair = faulty_pair(graph_faults.scaled("logits", 1.05), ("model.layers.1.mlp",))
     run = pair.generate(PROMPTS[0], max_new_tokens=1)
     assert {r.site for r in run.failures} == {"logits"}
     assert not pair.save_repro("model.layers.1.mlp", tmp_path / "repro").fails

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from ditto_core.models import tiny_decoder
-from ditto_core.spec import EngineSpec
+from ditto_core.models import load_model, tiny_decoder
+from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.workspace import Workspace
 
 TINY = """
@@ -50,12 +51,23 @@ def test_diverges(ditto):
 """
 
 
+def linear() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """The least model that can be exported."""
+    return torch.nn.Linear(2, 2), {"input": torch.zeros(1, 2)}
+
+
 @pytest.fixture(scope="session")
-def warm_cache(workspace: Workspace) -> Path:
-    """A cache that holds the tiny decoder's engine and noise floor; everything heavy is imported after it."""
+def warm_cache(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the tiny decoder's engine and noise floor; everything heavy is imported after it.
+
+    That includes what an export imports, which another worker's engine would spare this one: an inner run that imports
+    it is the last that can export, since parts of torch cannot be imported twice.
+    """
+    from ditto_core.export import export
     from ditto_core.pair import Pair
     from ditto_core.trace import Trace  # noqa: F401
 
+    export(load_model(ModelSource.of(linear)), tmp_path_factory.mktemp("export"))
     pair = Pair(workspace, EngineSpec.of(lambda: tiny_decoder("llama")))
     pair.generate([3, 1, 4, 1, 5], max_new_tokens=3)
     pair.close()

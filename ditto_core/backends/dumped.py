@@ -11,7 +11,7 @@ import torch
 from ditto_core.backends.base import SessionInfo, TapSink
 from ditto_core.backends.recorded import differs
 from ditto_core.dumps import Dump, open_dump
-from ditto_core.dumps.namemap import Entry, NameMap
+from ditto_core.dumps.namemap import Entry, NameMap, check_rules
 from ditto_core.errors import RunError, TraceError
 from ditto_core.layout import new_tokens, to_rows
 from ditto_core.sites import Tap
@@ -118,10 +118,13 @@ def open_dumped(path: Path, taps: tuple[Tap, ...], name_map: Any = None) -> Dump
     """Open a dump of any tool as the reference of an engine with ``taps``.
 
     ``name_map`` is what :meth:`NameMap.of` takes; without one, ``names.json`` or ``names.toml`` in the dump's folder is
-    read. Raises :class:`TraceError` when the dump or the map is damaged, or no name of the dump is a tap's.
+    read. Raises :class:`TraceError` when the dump or the map is damaged, or no name of the dump is a tap's, and
+    :class:`UsageError` for a rule that is about no name of the dump.
     """
     beside = next((path / name for name in NAMES_FILES if (path / name).is_file()), None)
-    return DumpSession(open_dump(path), taps, NameMap.of(beside if name_map is None else name_map))
+    names, dump = NameMap.of(beside if name_map is None else name_map), open_dump(path)
+    check_rules(names, (dump,))
+    return DumpSession(dump, taps, names)
 
 
 def side(dump: Dump, name_map: NameMap) -> str:

@@ -21,7 +21,12 @@ def application() -> typer.Typer:
     import typer
 
     app = typer.Typer(
-        name="ditto", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
+        name="ditto",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # it would take what stands in brackets, [default: …], for markup
+        help=__doc__,
     )
     app.callback()(lambda: None)
     for name in COMMANDS:

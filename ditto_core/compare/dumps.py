@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ditto_core.dumps import Dump, format_of, open_dump
-from ditto_core.dumps.namemap import Entry, NameMap, suffix_pairs
+from ditto_core.dumps.namemap import Entry, NameMap, check_rules, suffix_pairs
 from ditto_core.dumps.padding import last_tokens, packed
-from ditto_core.errors import TraceError, UsageError, nearest
+from ditto_core.errors import TraceError, UsageError
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def compare_dumps(
     if not min(pairs.steps):
         empty = pairs.actual if not pairs.actual.steps else pairs.expected
         raise TraceError(f"{empty.path} holds no steps: there is nothing to compare")
-    check_rules(pairs)
+    check_rules(pairs.name_map, (pairs.actual, pairs.expected))
     match = pairs.match(0)
     if not match.matched:
         raise TraceError(no_match(pairs, match))
@@ -167,20 +167,6 @@ def check_options(sides: Iterable[Dump | Path | str], options: Mapping[str, Any]
             formats = " nor ".join(dict.fromkeys(form.name for form in forms))
             listed = ", ".join(sorted(known)) or "none"
             raise UsageError(f"a dump of format {formats} has no option {name!r} (options: {listed})")
-
-
-def check_rules(pairs: DumpPairs) -> None:
-    """Raise :class:`UsageError` for a rule that is about no name of any step of either side."""
-    rules = pairs.name_map
-    for dump in (pairs.actual, pairs.expected):
-        for step in range(dump.steps):
-            unused = rules.unused(dump.names(step))
-            if not unused:
-                return
-            rules = NameMap(tuple(unused))
-    names = [n for dump in (pairs.actual, pairs.expected) for n in dump.names(0)]
-    rule = rules.rules[0].source
-    raise UsageError(f"name map: {rule!r} matches none of {len(names)} names on either side{nearest(rule, names)}")
 
 
 def no_match(pairs: DumpPairs, match: StepMatch) -> str:

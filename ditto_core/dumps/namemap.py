@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ditto_core.dumps.base import Dump
 from ditto_core.dumps.padding import Padding
 from ditto_core.errors import TraceError, UsageError, nearest
 from ditto_core.trace.files import reading
@@ -160,6 +161,23 @@ class NameMap:
         """Return the rules that are about none of ``names``."""
         names = list(names)
         return [rule for rule in self.rules if not any(rule.match(name) for name in names)]
+
+
+def check_rules(rules: NameMap, dumps: Sequence[Dump]) -> None:
+    """Raise :class:`UsageError` for a rule that is about no name of any step of any dump."""
+    if not rules.rules:
+        return
+    left = rules
+    for dump in dumps:
+        for step in range(dump.steps):
+            unused = left.unused(dump.names(step))
+            if not unused:
+                return
+            left = NameMap(tuple(unused))
+    names = [name for dump in dumps for name in dump.names(0)]
+    rule = left.rules[0].source
+    sides = "either side" if len(dumps) > 1 else str(dumps[0].path)
+    raise UsageError(f"name map: {rule!r} matches none of {len(names)} names on {sides}{nearest(rule, names)}")
 
 
 def known_keys(data: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -142,8 +142,10 @@ class GateResult:
                 shard=data["shard"],
                 notes=tuple(data["notes"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"no gate result: {type(error).__name__} {error}") from error
+        except KeyError as error:
+            raise UsageError(f"no gate result: it has no {error}, expected what `ditto gate run` writes") from error
+        except (TypeError, AttributeError) as error:
+            raise UsageError(f"no gate result: {error}, expected what `ditto gate run` writes") from error
 
     def save(self, path: Path) -> None:
         """Write the result as JSON, so that nobody sees a part of it."""
@@ -157,7 +159,9 @@ class GateResult:
         """Read what :meth:`save` wrote. Raises :class:`UsageError`."""
         try:
             return cls.from_json(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
             raise UsageError(f"{path} is no gate result: {error}") from error
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error

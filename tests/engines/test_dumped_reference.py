@@ -169,5 +169,7 @@ def test_other_tokens_fewer_steps_and_strange_names_are_one_clear_line(eager, wo
     strange = steps_in_pt(eager, tmp_path / "strange", lambda step, taps: {f"x.{k}": v for k, v in taps.items()})
     with pytest.raises(TraceError, match=r"none of the \d+ names of .*strange is among the \d+ taps .*give name_map="):
         beside(workspace, strange)
+    with pytest.raises(UsageError, match=r"name map: 'no.such' matches none of \d+ names on .*strange"):
+        beside(workspace, strange, name_map=[("no.such", "model.norm")])
     with pytest.raises(UsageError, match="name_map is given, but reference 'eager' is no path of a dump"):
         beside(workspace, "eager", name_map=same)

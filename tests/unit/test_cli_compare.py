@@ -153,3 +153,12 @@ def test_a_damaged_file_is_2_in_one_line(compare, tmp_path, name, damage):
     assert code == 2, output
     assert len(output.splitlines()) == 1
     assert "Traceback" not in output
+
+
+def test_help_shows_what_stands_in_brackets(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["ditto", "gate", "run", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "[tool.ditto_core.gates.NAME]" in shown
+    assert "[default: onnxruntime]" in shown

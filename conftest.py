@@ -7,14 +7,21 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parent
 
 
-def pytest_configure() -> None:
-    """Let children be interrupted: a shell starts background jobs with SIGINT ignored, and children inherit that."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let children be interrupted: a shell starts background jobs with SIGINT ignored, and children inherit that.
+
+    Hypothesis draws the same examples in every run, so that the suite says the same of the same code; to look for new
+    ones: ``pytest --hypothesis-profile=default``.
+    """
+    settings.register_profile("same", derandomize=True)
+    settings.load_profile(config.getoption("--hypothesis-profile", None) or "same")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -126,15 +126,10 @@ class NameMap:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NameMap:
         """Build from the content of a file. Raises :class:`UsageError` for an unknown key."""
-        known_keys(data, _KEYS)
-        splits = []
-        for item in data.get("split", ()):
-            known_keys(item, _SPLIT_KEYS)
-            splits.append(
-                Rule(item["from"], tuple(item["to"]), tuple(map(int, item["sizes"])), int(item.get("axis", -1)))
-            )
-        names = [Rule(a, (b,)) for a, b in data.get("names", {}).items()]
-        padding = Padding.from_json(data["padding"]) if "padding" in data else None
+        known_keys(table_of(data, "the file"), _KEYS)
+        splits = [split_rule(item) for item in list_of(data.get("split", []), "split")]
+        names = [Rule(a, (text_of(b, repr(a)),)) for a, b in table_of(data.get("names", {}), "names").items()]
+        padding = Padding.from_json(table_of(data["padding"], "padding")) if "padding" in data else None
         return cls((*splits, *names), bool(data.get("suffix", False)), padding)
 
     def entries(self, names: Sequence[str]) -> dict[str, Entry]:
@@ -160,6 +155,38 @@ class NameMap:
         """Return the rules that are about none of ``names``."""
         names = list(names)
         return [rule for rule in self.rules if not any(rule.match(name) for name in names)]
+
+
+def split_rule(item: Any) -> Rule:
+    """Build a rule from an entry of ``split``. Raises :class:`UsageError`."""
+    known_keys(table_of(item, "an entry of split"), _SPLIT_KEYS)
+    for key in ("from", "to", "sizes"):
+        if key not in item:
+            raise UsageError(f"name map: an entry of split has no key {key!r}, expected from, to and sizes")
+    targets = tuple(text_of(target, "a name in split's to") for target in list_of(item["to"], "split's to"))
+    sizes = tuple(map(int, list_of(item["sizes"], "split's sizes")))
+    return Rule(text_of(item["from"], "split's from"), targets, sizes, int(item.get("axis", -1)))
+
+
+def table_of(value: Any, what: str) -> Mapping[str, Any]:
+    """Return a value of a file that has to be a table. Raises :class:`UsageError`."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"name map: {what} is {value!r}, expected a table")
+    return value
+
+
+def list_of(value: Any, what: str) -> Sequence[Any]:
+    """Return a value of a file that has to be a list. Raises :class:`UsageError`."""
+    if not isinstance(value, list | tuple):
+        raise UsageError(f"name map: {what} is {value!r}, expected a list")
+    return value
+
+
+def text_of(value: Any, what: str) -> str:
+    """Return a value of a file that has to be a text. Raises :class:`UsageError`."""
+    if not isinstance(value, str):
+        raise UsageError(f"name map: {what} is {value!r}, expected a name")
+    return value
 
 
 def known_keys(data: Mapping[str, Any], known: tuple[str, ...]) -> None:

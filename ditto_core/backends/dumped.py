@@ -12,7 +12,7 @@ from ditto_core.backends.base import SessionInfo, TapSink
 from ditto_core.backends.recorded import differs
 from ditto_core.dumps import Dump, open_dump
 from ditto_core.dumps.namemap import Entry, NameMap
-from ditto_core.errors import RunError, TraceError
+from ditto_core.errors import RunError, TraceError, UsageError, nearest
 from ditto_core.layout import new_tokens, to_rows
 from ditto_core.sites import Tap
 
@@ -118,10 +118,22 @@ def open_dumped(path: Path, taps: tuple[Tap, ...], name_map: Any = None) -> Dump
     """Open a dump of any tool as the reference of an engine with ``taps``.
 
     ``name_map`` is what :meth:`NameMap.of` takes; without one, ``names.json`` or ``names.toml`` in the dump's folder is
-    read. Raises :class:`TraceError` when the dump or the map is damaged, or no name of the dump is a tap's.
+    read. Raises :class:`TraceError` when the dump or the map is damaged, or no name of the dump is a tap's,
+    :class:`UsageError` for a rule of ``name_map`` that is about none of its names.
     """
     beside = next((path / name for name in NAMES_FILES if (path / name).is_file()), None)
-    return DumpSession(open_dump(path), taps, NameMap.of(beside if name_map is None else name_map))
+    dump, names = open_dump(path), NameMap.of(beside if name_map is None else name_map)
+    if name_map is not None:
+        check_rules(names, dump)
+    return DumpSession(dump, taps, names)
+
+
+def check_rules(name_map: NameMap, dump: Dump) -> None:
+    """Raise :class:`UsageError` for a rule that is about no name of any step."""
+    names = list(dict.fromkeys(name for step in range(dump.steps) for name in dump.names(step)))
+    for rule in name_map.unused(names):
+        close = nearest(rule.source, names)
+        raise UsageError(f"name map: {rule.source!r} matches none of the {len(names)} names of {dump.path}{close}")
 
 
 def side(dump: Dump, name_map: NameMap) -> str:

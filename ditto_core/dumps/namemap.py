@@ -104,15 +104,22 @@ class NameMap:
 
     @classmethod
     def of(cls, source: NameMap | Mapping[str, str] | Iterable[tuple[str, str]] | Path | str | None) -> NameMap:
-        """Wrap pairs ``pattern -> replacement`` or load a file; a map passes through, None is the empty map."""
+        """Wrap pairs ``pattern -> replacement`` or load a file; a map passes through, None is the empty map.
+
+        Raises :class:`UsageError` for anything else.
+        """
         if source is None:
             return cls()
         if isinstance(source, NameMap):
             return source
         if isinstance(source, str | Path):
             return cls.load(source)
-        pairs = source.items() if isinstance(source, Mapping) else source
-        return cls(tuple(Rule(a, (b,)) for a, b in pairs))
+        try:
+            pairs = tuple(source.items() if isinstance(source, Mapping) else source)
+            rules = tuple(Rule(text_of(a, "a pattern"), (text_of(b, repr(a)),)) for a, b in pairs)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"name map is {source!r}, expected a file, or names by pattern") from error
+        return cls(rules)
 
     @classmethod
     def load(cls, path: Path | str) -> NameMap:

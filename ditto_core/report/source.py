@@ -71,9 +71,8 @@ def only(path: Path, data: Any) -> Any:
     if not runs or not all(isinstance(run, dict) and "schema_version" in run for run in runs.values()):
         return data
     if len(runs) > 1:
-        raise TraceError(
-            f"it holds {len(runs)} comparisons ({', '.join([*runs][:3])}{', …' if len(runs) > 3 else ''}), a report is of one"
-        )
+        names = ", ".join(map(repr, runs))
+        raise TraceError(f"it holds {len(runs)} comparisons, a report is of one: {names}")
     return next(iter(runs.values()))
 
 

@@ -94,9 +94,8 @@ def test_tolerances_that_are_no_table_are_refused(refused):
 
 
 def test_a_report_of_a_run_takes_its_only_comparison_and_names_several(refused, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "sys.argv", ["ditto", "compare", "dump.safetensors", "dump.safetensors", "--json", "new/one.json"]
-    )
+    dumps = ["dump.safetensors"] * 2
+    monkeypatch.setattr("sys.argv", ["ditto", "compare", *dumps, "--json", "new/one.json"])
     with pytest.raises(SystemExit):
         main()
     one = json.loads(Path("new/one.json").read_text())
@@ -108,5 +107,7 @@ def test_a_report_of_a_run_takes_its_only_comparison_and_names_several(refused, 
     assert not done.value.code
     assert "engine agrees" in capsys.readouterr().out
     Path("run.json").write_text(json.dumps({"test_a": one, "test_b": one}))
-    assert refused("report", "run.json").startswith("run.json: it holds 2 comparisons (test_a, test_b")
+    assert refused("report", "run.json").startswith(
+        "run.json: it holds 2 comparisons, a report is of one: 'test_a', 'test_b'"
+    )
     assert "needs a suffix" in refused("report", "new/one.json", "--figure", "folder/errors")

@@ -42,7 +42,7 @@ class TraceError(DittoError):
     """A recorded trace, or another tool's dump, cannot be read or does not fit."""
 
 
-def nearest(name: str, choices: Iterable[str], count: int = 1) -> str:
-    """Return ``"; did you mean 'x'?"``, or an empty string when no choice is close to ``name``."""
-    close = difflib.get_close_matches(name, list(choices), n=count, cutoff=0.5)
+def nearest(name: object, choices: Iterable[str], count: int = 1) -> str:
+    """Return ``"; did you mean 'x'?"``, or an empty string when no choice is close to ``name`` or it is no text."""
+    close = difflib.get_close_matches(name if isinstance(name, str) else "", list(choices), n=count, cutoff=0.5)
     return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""

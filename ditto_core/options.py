@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError
+
+KINDS: Mapping[str, tuple[str, type]] = {
+    "observer": ("True or False", bool),
+    "threads": ("an integer", int),
+    "device": ("a name", str),
+    "localize": ("True or False", bool),
+}
+"""What an option has to be, in words and as a type."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,10 @@ class PairOptions:
     localize_failed: float = 0.0
 
     def __post_init__(self) -> None:
+        for name, (expected, kind) in KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise UsageError(f"{name} is {value!r}, expected {expected}")
         if self.threads < 0:
             raise UsageError(f"the number of threads is {self.threads}, expected 0 (leave as it is) or more")
 

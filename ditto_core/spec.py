@@ -132,6 +132,8 @@ class EngineSpec:
         if not isinstance(profile, ShapeProfile):
             profile = ShapeProfile.parse(profile)
         options = fields.pop("options", ()) or ()
+        if not isinstance(options, Mapping | tuple):
+            raise UsageError(f"options is {options!r}, expected a table such as {{'quantize': 'int8'}}")
         if isinstance(options, Mapping):
             options = tuple(sorted(options.items()))
         return cls(

@@ -30,7 +30,13 @@ SIGNATURE = (
     "[tool.ditto_core.gates]; `shards` makes so many tests, for xdist; `jobs` are processes of one test."
 )
 SHARD = "_ditto_gate_shard"
-OWN = ("shards", "jobs", "output")
+OWN_KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "shards": ("an integer", (int,)),
+    "jobs": ("an integer", (int,)),
+    "output": ("a path", (str, Path)),
+}
+"""What the marker's arguments that are no settings have to be, in words and as types."""
+OWN = tuple(OWN_KINDS)
 FOLDER = "ditto-gates"
 SCORED, JUDGED = "ditto_gate_scored", "ditto_gate"
 
@@ -57,6 +63,7 @@ def ditto_gate(
     from ditto_core.gates.gate import run_gate
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.text import plan
+    from ditto_core.trace.files import check_writable
 
     item, arguments = request.node, arguments_of(request.node)
     settings, shard = settings_of(item, arguments), Shard.parse(_ditto_gate_shard)
@@ -64,7 +71,9 @@ def ditto_gate(
     bench_of(request.config).close()  # its sessions' memory is the gate's now
     update = request.config.stash[OPTIONS].update_baseline
     baseline = baseline_of(settings, update)
-    run = local_processes(int(arguments.get("jobs", 1)))
+    run, output = local_processes(arguments.get("jobs", 1)), arguments.get("output")
+    for path in filter(None, (output and settings.folder / output, settings.baseline if update else None)):
+        check_writable(path)
     print("\n".join(plan(gate.suite, gate.policy, gate.dtype)))  # pytest shows it with -s, or when the test fails
     result = run_gate(gate, ditto_workspace, shard=shard, baseline=baseline, run=run)
     if shard.count > 1:
@@ -73,8 +82,8 @@ def ditto_gate(
         from ditto_core.gates.baseline import Baseline
 
         Baseline.of(result).save(settings.baseline)
-    if "output" in arguments:
-        result.save(settings.folder / arguments["output"])
+    if output:
+        result.save(settings.folder / output)
     report(item, result)
     return result
 
@@ -101,6 +110,11 @@ def settings_of(item: pytest.Item, arguments: Mapping[str, Any]) -> GateSettings
             raise UsageError(
                 f"marker {MARKER} has no argument {name!r}{nearest(name, known)} (known: {', '.join(known)})"
             )
+    for name, (expected, kind) in OWN_KINDS.items():
+        if name in arguments and (not isinstance(arguments[name], kind) or isinstance(arguments[name], bool)):
+            raise UsageError(f"marker {MARKER}: {name} is {arguments[name]!r}, expected {expected}")
+    if arguments.get("shards", 1) < 1:
+        raise UsageError(f"marker {MARKER}: shards is {arguments['shards']}, expected at least 1")
     root = item.config.rootpath
     base = project_gate(root, arguments["name"]) if arguments.get("name") else GateSettings(folder=root)
     return base.over(**{name: value for name, value in arguments.items() if name not in (*OWN, "name")})

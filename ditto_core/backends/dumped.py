@@ -119,11 +119,12 @@ def open_dumped(path: Path, taps: tuple[Tap, ...], name_map: Any = None) -> Dump
 
     ``name_map`` is what :meth:`NameMap.of` takes; without one, ``names.json`` or ``names.toml`` in the dump's folder is
     read. Raises :class:`TraceError` when the dump or the map is damaged, or no name of the dump is a tap's, and
-    :class:`UsageError` for a rule that is about no name of the dump.
+    :class:`UsageError` for a rule of ``name_map`` that is about no name of the dump.
     """
     beside = next((path / name for name in NAMES_FILES if (path / name).is_file()), None)
     names, dump = NameMap.of(beside if name_map is None else name_map), open_dump(path)
-    check_rules(names, (dump,))
+    if name_map is not None:
+        check_rules(names, (dump,))
     return DumpSession(dump, taps, names)
 
 

@@ -33,11 +33,15 @@ def command(
     """Step an engine beside its reference on every sample of a suite; write twice the worst errors as tolerances."""
     from ditto_core.cli import screen
     from ditto_core.cli.build import outputs
-    from ditto_core.compare.rules import write_rules
+    from ditto_core.compare.rules import load_tolerance, write_rules
     from ditto_core.executor import executor_of
     from ditto_core.gates.calibration import Calibration, calibrate_suite
+    from ditto_core.trace.files import check_writable
 
     gate, execute = shared.settings_of(context).gate(), executor_of(jobs, cluster)
+    check_writable(output)
+    if output.exists():
+        load_tolerance(output)  # a file that cannot be merged with is said before the run, not after it
     workspace = screen.workspace(cache_dir)
     work = Calibration.of(gate, outputs(add_output or [], ""), workspace)
     on_sample = screen.counter(gate.suite.name)

@@ -55,10 +55,14 @@ def run(
     from ditto_core.gates.gate import run_gate
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.text import plan
+    from ditto_core.trace.files import check_writable
 
     settings = shared.settings_of(context)
     gate, part, execute = settings.gate(), Shard.parse(shard), executor_of(jobs, cluster)
     known = baseline_of(settings, update_baseline, part)
+    check_writable(output)
+    if update_baseline and settings.baseline:
+        check_writable(settings.baseline)
     for line in plan(gate.suite, gate.policy, gate.dtype):
         typer.echo(line, err=True)
     workspace = screen.workspace(cache_dir)
@@ -92,10 +96,11 @@ def check(
     """Check a result that another machine produced: whole, unchanged, fresh, and passed by its own records."""
     from ditto_core.gates.result import GateResult
 
+    oldest = parse_age(max_age) if max_age else None
     result = GateResult.load(path)
     for line in receipt_lines(result):
         typer.echo(line)
-    for problem in objections(result, parse_age(max_age) if max_age else None, commit, gpu):
+    for problem in objections(result, oldest, commit, gpu):
         typer.echo(f"ditto: {path}: {problem}", err=True)
         raise typer.Exit(1)
     show(result)

@@ -252,8 +252,10 @@ class Comparison:
         )
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
-        path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        """Write as JSON. Raises :class:`TraceError` when the file cannot be written."""
+        from ditto_core.trace.files import replace_text
+
+        replace_text(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Comparison:

@@ -10,6 +10,7 @@ from ditto_core.compare.dumps import DumpPairs
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.tolerance import EPSILON, UNJUDGED, Tolerance
 from ditto_core.dumps import Dump
+from ditto_core.errors import UsageError
 from ditto_core.receipt import make_receipt
 from ditto_core.sites import Tap
 
@@ -26,8 +27,12 @@ def compare_offline(
     """Measure and judge every pair of two dumps; the first dump is the engine's side.
 
     ``dtype`` decides the bounds where no rule does (default: what the dump says, else that of its first tensor).
-    Names, steps and shapes that only one side has are in ``missing``.
+    Names, steps and shapes that only one side has are in ``missing``. Raises :class:`UsageError` for a negative
+    tolerance or a NaN.
     """
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not value >= 0:
+            raise UsageError(f"{name} is {value}, expected a number of 0 or more")
     results: list[SiteResult] = []
     missing = one_sided(pairs)
     tolerance = tolerance or Tolerance()

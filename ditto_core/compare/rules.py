@@ -34,19 +34,15 @@ def project_tolerance(folder: Path) -> Tolerance:
     for parent in (folder, *folder.parents):
         path = parent / "pyproject.toml"
         if path.is_file():
-            table: Any = read_toml(path)
-            for name in ("tool", "ditto_core", "tolerances"):
-                table = table.get(name, {})
-            return Tolerance.of(table).optional()
+            return Tolerance.of(read_table(path, "tool", "ditto_core", "tolerances")).optional()
     return Tolerance()
 
 
 def load_tolerance(path: Path) -> Tolerance:
     """Read a TOML file with a ``[tolerances]`` table, as calibration writes it. Raises :class:`UsageError`."""
-    data = read_toml(path)
-    if "tolerances" not in data:
+    if "tolerances" not in read_toml(path):
         raise UsageError(f"{path} has no [tolerances] table")
-    return Tolerance.of(data["tolerances"])
+    return Tolerance.of(read_table(path, "tolerances"))
 
 
 def read_toml(path: Path) -> Mapping[str, Any]:
@@ -55,6 +51,17 @@ def read_toml(path: Path) -> Mapping[str, Any]:
         table: Mapping[str, Any] = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} cannot be read as TOML: {error}") from error
+    return table
+
+
+def read_table(path: Path, *names: str) -> Mapping[str, Any]:
+    """Return a table of a TOML file, empty where there is none. Raises :class:`UsageError` for what is no table."""
+    table = read_toml(path)
+    for i, name in enumerate(names, 1):
+        inner = table.get(name, {})
+        if not isinstance(inner, Mapping):
+            raise UsageError(f"{path}: {'.'.join(names[:i])} is {inner!r}, expected a table")
+        table = inner
     return table
 
 
@@ -99,8 +106,11 @@ def write_rules(measured: Iterable[Measured], path: Path, headroom: float = HEAD
     """Write measured errors times ``headroom`` as rules, for a person to review and commit.
 
     Sites that differ by a layer number share a rule. Rules of a file that is already there stay where nothing new was
-    measured. Returns the number of rules. Raises :class:`UsageError` when nothing was measured.
+    measured. Returns the number of rules. Raises :class:`UsageError` when nothing was measured, :class:`TraceError`
+    when the file cannot be written.
     """
+    from ditto_core.trace.files import replace_text
+
     worst = reduce(or_, measured, Measured({}, ()))
     if not worst.errors:
         raise UsageError("not calibrated: nothing was compared")
@@ -109,5 +119,5 @@ def write_rules(measured: Iterable[Measured], path: Path, headroom: float = HEAD
     lines = ["# Measured bounds on rel-L2: review before you commit.", f"# {headroom:g} x the worst of:"]
     lines += [f"#   {line}" for line in worst.sources]
     lines += ["[tolerances]", *(f"{json.dumps(site)} = {bound:.3e}" for site, bound in rules.items())]
-    path.write_text("\n".join(lines) + "\n")
+    replace_text(path, "\n".join(lines) + "\n")
     return len(rules)

@@ -105,15 +105,22 @@ class NameMap:
 
     @classmethod
     def of(cls, source: NameMap | Mapping[str, str] | Iterable[tuple[str, str]] | Path | str | None) -> NameMap:
-        """Wrap pairs ``pattern -> replacement`` or load a file; a map passes through, None is the empty map."""
+        """Wrap pairs ``pattern -> replacement`` or load a file; a map passes through, None is the empty map.
+
+        Raises :class:`UsageError` for anything else.
+        """
         if source is None:
             return cls()
         if isinstance(source, NameMap):
             return source
         if isinstance(source, str | Path):
             return cls.load(source)
-        pairs = source.items() if isinstance(source, Mapping) else source
-        return cls(tuple(Rule(a, (b,)) for a, b in pairs))
+        try:
+            pairs = tuple(source.items() if isinstance(source, Mapping) else source)
+            rules = tuple(Rule(text_of(a, "a pattern"), (text_of(b, repr(a)),)) for a, b in pairs)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"name map is {source!r}, expected a file, or names by pattern") from error
+        return cls(rules)
 
     @classmethod
     def load(cls, path: Path | str) -> NameMap:
@@ -127,15 +134,10 @@ class NameMap:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NameMap:
         """Build from the content of a file. Raises :class:`UsageError` for an unknown key."""
-        known_keys(data, _KEYS)
-        splits = []
-        for item in data.get("split", ()):
-            known_keys(item, _SPLIT_KEYS)
-            splits.append(
-                Rule(item["from"], tuple(item["to"]), tuple(map(int, item["sizes"])), int(item.get("axis", -1)))
-            )
-        names = [Rule(a, (b,)) for a, b in data.get("names", {}).items()]
-        padding = Padding.from_json(data["padding"]) if "padding" in data else None
+        known_keys(table_of(data, "the file"), _KEYS)
+        splits = [split_rule(item) for item in list_of(data.get("split", []), "split")]
+        names = [Rule(a, (text_of(b, repr(a)),)) for a, b in table_of(data.get("names", {}), "names").items()]
+        padding = Padding.from_json(table_of(data["padding"], "padding")) if "padding" in data else None
         return cls((*splits, *names), bool(data.get("suffix", False)), padding)
 
     def entries(self, names: Sequence[str]) -> dict[str, Entry]:
@@ -178,6 +180,38 @@ def check_rules(rules: NameMap, dumps: Sequence[Dump]) -> None:
     rule = left.rules[0].source
     sides = "either side" if len(dumps) > 1 else str(dumps[0].path)
     raise UsageError(f"name map: {rule!r} matches none of {len(names)} names on {sides}{nearest(rule, names)}")
+
+
+def split_rule(item: Any) -> Rule:
+    """Build a rule from an entry of ``split``. Raises :class:`UsageError`."""
+    known_keys(table_of(item, "an entry of split"), _SPLIT_KEYS)
+    for key in ("from", "to", "sizes"):
+        if key not in item:
+            raise UsageError(f"name map: an entry of split has no key {key!r}, expected from, to and sizes")
+    targets = tuple(text_of(target, "a name in split's to") for target in list_of(item["to"], "split's to"))
+    sizes = tuple(map(int, list_of(item["sizes"], "split's sizes")))
+    return Rule(text_of(item["from"], "split's from"), targets, sizes, int(item.get("axis", -1)))
+
+
+def table_of(value: Any, what: str) -> Mapping[str, Any]:
+    """Return a value of a file that has to be a table. Raises :class:`UsageError`."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"name map: {what} is {value!r}, expected a table")
+    return value
+
+
+def list_of(value: Any, what: str) -> Sequence[Any]:
+    """Return a value of a file that has to be a list. Raises :class:`UsageError`."""
+    if not isinstance(value, list | tuple):
+        raise UsageError(f"name map: {what} is {value!r}, expected a list")
+    return value
+
+
+def text_of(value: Any, what: str) -> str:
+    """Return a value of a file that has to be a text. Raises :class:`UsageError`."""
+    if not isinstance(value, str):
+        raise UsageError(f"name map: {what} is {value!r}, expected a name")
+    return value
 
 
 def known_keys(data: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -56,13 +56,14 @@ class Baseline:
         return [f"baseline: {change}" for change in receipt.changes(self.receipt)]
 
     def save(self, path: Path) -> None:
-        """Write the baseline, one line a sample, so that a change of it can be reviewed."""
+        """Write the baseline, one line a sample, so that a change of it can be reviewed. Raises :class:`TraceError`."""
+        from ditto_core.trace.files import replace_text
+
         body = self.to_json()
         head = {name: value for name, value in body.items() if name != "samples"} | {"digest": fingerprint(body)}
         lines = [f"  {json.dumps(id)}: {json.dumps(sample)}" for id, sample in body["samples"].items()]
         text = json.dumps(head, indent=1)[:-2] + ',\n "samples": {\n' + ",\n".join(lines) + "\n }\n}\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        replace_text(path, text)
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for strict JSON."""

@@ -18,6 +18,7 @@ from ditto_core.gates.verdict import GateVerdict, judge
 from ditto_core.receipt import Receipt
 
 SCHEMA_VERSION = 1
+SOURCES = "`ditto gate run` and `ditto gate merge`"
 
 
 @dataclass(frozen=True)
@@ -143,26 +144,27 @@ class GateResult:
                 notes=tuple(data["notes"]),
             )
         except KeyError as error:
-            raise UsageError(f"no gate result: it has no {error}, expected what `ditto gate run` writes") from error
-        except (TypeError, AttributeError) as error:
-            raise UsageError(f"no gate result: {error}, expected what `ditto gate run` writes") from error
+            raise UsageError(f"no gate result: it has no {error}, expected what {SOURCES} write") from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise UsageError(f"no gate result: {error}, expected what {SOURCES} write") from error
 
     def save(self, path: Path) -> None:
-        """Write the result as JSON, so that nobody sees a part of it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-        temporary.replace(path)
+        """Write the result as JSON, so that nobody sees a part of it. Raises :class:`TraceError`."""
+        from ditto_core.trace.files import replace_text
+
+        replace_text(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> GateResult:
         """Read what :meth:`save` wrote. Raises :class:`UsageError`."""
         try:
-            return cls.from_json(json.loads(path.read_text()))
+            return cls.from_json(json.loads(path.read_text("utf-8")))
         except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+            raise UsageError(
+                f"gate result {path} cannot be read: {error.strerror}, expected what {SOURCES} write"
+            ) from error
         except ValueError as error:
-            raise UsageError(f"{path} is no gate result: {error}") from error
+            raise UsageError(f"{path} is no gate result ({error}), expected what {SOURCES} write") from error
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
 

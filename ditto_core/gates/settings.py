@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ditto_core.compare.rules import read_toml
+from ditto_core.compare.rules import read_table
 from ditto_core.errors import UsageError, nearest
 from ditto_core.gates.gate import NEW_TOKENS, Gate
 from ditto_core.gates.policy import Policy
@@ -19,6 +19,15 @@ RUN = ("reference", "max_new_tokens", "threads", "device")
 POLICY = tuple(item.name for item in fields(Policy))
 KNOWN = ("model", "suite", "baseline", "samples", *SPEC, *RUN, *POLICY)
 
+KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("samples", "max_new_tokens", "threads", "resamples", "seed"), ("an integer", (int,))),
+    **dict.fromkeys(("alpha", "beta", "discordant", "spread"), ("a number", (int, float))),
+    **dict.fromkeys(("options", "profile", "limits"), ("a table", (Mapping,))),
+    **dict.fromkeys(("suite", "baseline"), ("a path", (str, Path))),
+    **dict.fromkeys(("backend", "dtype", "device"), ("a name", (str,))),
+}
+"""What a setting has to be, in words and as types."""
+
 
 @dataclass(frozen=True)
 class GateSettings:
@@ -28,9 +37,12 @@ class GateSettings:
     folder: Path = field(default_factory=Path.cwd)
 
     def __post_init__(self) -> None:
-        for name in self.values:
+        for name, value in self.values.items():
             if name not in KNOWN:
                 raise UsageError(f"a gate has no setting {name!r}{nearest(name, KNOWN)} (known: {', '.join(KNOWN)})")
+            expected, kinds = KINDS.get(name, ("", (object,)))
+            if not isinstance(value, kinds) or (isinstance(value, bool) and name in KINDS):
+                raise UsageError(f"a gate's {name} is {value!r}, expected {expected}")
 
     def over(self, **values: Any) -> GateSettings:
         """Return the settings with others on top; None and empty ones leave what is there. Tables merge."""
@@ -49,7 +61,7 @@ class GateSettings:
     @property
     def policy(self) -> Policy:
         """The policy part."""
-        limits = {name: read_limit(value) for name, value in self.values.get("limits", {}).items()}
+        limits = {name: read_limit(name, value) for name, value in self.values.get("limits", {}).items()}
         return Policy(**{**self._only(POLICY), **({"limits": limits} if limits else {})})
 
     def gate(self, spec: EngineSpec | None = None) -> Gate:
@@ -58,7 +70,7 @@ class GateSettings:
             if "model" not in self.values:
                 raise UsageError("the gate names no model, expected --model or `model` in its table")
             spec = EngineSpec.of(self._model(), outputs=None, **self._only(SPEC))
-        suite = load_suite(self._suite()).first(int(self.values.get("samples", 0)))
+        suite = load_suite(self._suite()).first(self.values.get("samples", 0))
         return Gate(spec, suite, policy=self.policy, **{"max_new_tokens": NEW_TOKENS, **self._only(RUN)})
 
     def _only(self, names: tuple[str, ...]) -> dict[str, Any]:
@@ -79,19 +91,19 @@ def project_gate(folder: Path, name: str) -> GateSettings:
     for parent in (folder, *folder.parents):
         path = parent / "pyproject.toml"
         if path.is_file():
-            table: Any = read_toml(path)
-            for part in ("tool", "ditto_core", "gates"):
-                table = table.get(part, {})
+            table = read_table(path, "tool", "ditto_core", "gates")
             if name not in table:
                 known = ", ".join(table) or "none"
                 raise UsageError(f"{path} has no gate {name!r}{nearest(name, table)} (known: {known})")
-            return GateSettings(table[name], parent)
+            return GateSettings(read_table(path, "tool", "ditto_core", "gates", name), parent)
     raise UsageError(f"no pyproject.toml at or above {folder}, expected one with [tool.ditto_core.gates.{name}]")
 
 
-def read_limit(value: Any) -> float:
+def read_limit(metric: str, value: Any) -> float:
     """Return a limit; ``"none"`` is infinity. Raises :class:`UsageError`."""
     try:
         return float("inf") if value == "none" else float(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"a limit is {value!r}, expected a number, or 'none' to report without judging") from error
+        raise UsageError(
+            f"the limit of {metric} is {value!r}, expected a number, or 'none' to report without judging"
+        ) from error

@@ -19,7 +19,8 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.count:
-            raise UsageError(f"shard {self.number}/{self.count} does not exist, expected 1/{self.count} to its last")
+            last = max(self.count, 1)
+            raise UsageError(f"shard {self.number}/{self.count} does not exist, expected 1/{last} to {last}/{last}")
 
     def __str__(self) -> str:
         return "" if self.count == 1 else f"{self.number}/{self.count}"

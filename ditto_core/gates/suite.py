@@ -60,23 +60,34 @@ class Sample:
         for name in data:
             if name not in FIELDS:
                 raise ValueError(f"only the fields {', '.join(FIELDS)}, got {name!r}{nearest(name, FIELDS)}")
-        fields = {name: frozen(value) for name, value in data.items()}
+        fields = {name: frozen(value) for name, value in data.items() if value is not None}
         sample = cls(**{**fields, "id": str(fields.get("id", default_id))})
         sample.check()
         return sample
 
     def check(self) -> None:
         """Raise ``ValueError`` with what was expected of the sample."""
+        self.check_types()
         if bool(self.text) == bool(self.prompt):
             raise ValueError("either 'text' or 'prompt', not empty")
         if self.text and (self.choices or self.answer is not None):
             raise ValueError("neither 'choices' nor 'answer' beside 'text'")
-        if self.choices and not (isinstance(self.answer, int) and 0 <= self.answer < len(self.choices)):
+        if self.choices and not (is_token(self.answer) and self.answer in range(len(self.choices))):
             raise ValueError(f"'answer' to be an index into the {len(self.choices)} choices, got {self.answer!r}")
         if len(self.choices) == 1 or not all(self.choices):
             raise ValueError("at least two choices, none of them empty")
         if not self.choices and (isinstance(self.answer, int) or self.answer in ("", ())):
             raise ValueError(f"'answer' to be a text, got {self.answer!r}")
+
+    def check_types(self) -> None:
+        """Raise ``ValueError`` for a field that is neither text nor token ids."""
+        if not isinstance(self.choices, tuple):
+            raise ValueError(f"'choices' to be a list, got {self.choices!r}")  # noqa: TRY004 - as in from_json
+        answer = () if self.answer is None or isinstance(self.answer, int) else self.answer
+        choices = (("choices", choice) for choice in self.choices)
+        for name, value in (("text", self.text), ("prompt", self.prompt), ("answer", answer), *choices):
+            if not (isinstance(value, str) or (isinstance(value, tuple) and all(map(is_token, value)))):
+                raise ValueError(f"{name!r} to hold text or a list of token ids, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,9 @@ class Suite:
         return fingerprint([sample.to_json() for sample in self.samples])
 
     def first(self, count: int) -> Suite:
-        """Return the suite of the first ``count`` samples; 0 keeps all."""
+        """Return the suite of the first ``count`` samples; 0 keeps all. Raises :class:`UsageError` below 0."""
+        if count < 0:
+            raise UsageError(f"the number of samples is {count}, expected at least 1, or 0 for all")
         return Suite(self.name, self.samples[:count]) if count else self
 
 
@@ -116,7 +129,7 @@ def load_suite(name: str | Path) -> Suite:
         return multiple_choice(classics())
     path = Path(name)
     if not path.is_file():
-        hint = nearest(str(name), BUILT_IN)
+        hint = nearest(path.name, BUILT_IN)
         raise UsageError(f"suite {str(name)!r} is neither a JSONL file nor one of {', '.join(BUILT_IN)}{hint}")
     try:
         return Suite(path.stem, tuple(read_lines(path.name, path.read_text("utf-8").splitlines())))
@@ -178,6 +191,11 @@ def question(name: str, chunks: Sequence[str], place: int, generator: random.Ran
     return Sample(
         f"{name}/{place}", prompt=" ".join(chunks[:place]), choices=tuple(f" {c}" for c in choices), answer=answer
     )
+
+
+def is_token(value: Any) -> bool:
+    """Tell whether a value can be a token id: an integer of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def frozen(value: Any) -> Any:

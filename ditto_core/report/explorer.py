@@ -44,8 +44,10 @@ def overlay(comparison: Comparison, model: Path) -> dict[str, Any]:
 
 
 def write_overlay(comparison: Comparison, path: Path, model: Path) -> None:
-    """Write the overlay as JSON. Raises :class:`UsageError` as :func:`overlay` does."""
-    path.write_text(json.dumps(overlay(comparison, model), indent=1, allow_nan=False) + "\n")
+    """Write the overlay as JSON. Raises :class:`UsageError` as :func:`overlay` does, and :class:`TraceError`."""
+    from ditto_core.trace.files import replace_text
+
+    replace_text(path, json.dumps(overlay(comparison, model), indent=1, allow_nan=False) + "\n")
 
 
 def worst_by_value(comparison: Comparison) -> dict[str, SiteResult]:
@@ -61,9 +63,11 @@ def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
     """Write ``model`` again with each result in the metadata of the node that computes it; return how many nodes.
 
     External weights are copied beside it, where they are not there yet. Raises :class:`UsageError`
-    when the file is no ONNX, or none of its values is in the comparison.
+    when the file is no ONNX, or none of its values is in the comparison, :class:`TraceError` when it cannot be written.
     """
     import onnx
+
+    from ditto_core.trace.files import writing
 
     graph = load(model, data=False)
     worst = worst_by_value(comparison)
@@ -75,8 +79,10 @@ def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
         count += bool(found)
     if not count:
         raise stranger(model, len(worst))
-    move_external(graph, model, path)
-    onnx.save(graph, str(path))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        move_external(graph, model, path)
+        onnx.save(graph, str(path))
     return count
 
 

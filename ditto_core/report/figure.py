@@ -34,6 +34,8 @@ def figure(comparison: Comparison, *, width: float = 7.0) -> Figure:
 def write_figure(comparison: Comparison, path: Path) -> None:
     """Write the figure; the suffix decides the format. Raises :class:`UsageError` for one that matplotlib lacks."""
     made = figure(comparison)
+    if not path.suffix:
+        raise UsageError(f"{path}: a figure's name needs a suffix, expected .pdf, .svg or .png")
     try:
         made.savefig(path, dpi=200)
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ditto_core.compare.comparison import Comparison
 from ditto_core.errors import TraceError
@@ -49,13 +50,30 @@ def at(folder: Path, comparison: Comparison) -> Comparison:
 def read(path: Path) -> Comparison:
     """Read JSON. Raises :class:`TraceError` when it is none, or no comparison."""
     try:
-        return Comparison.load(path)
+        return Comparison.from_json(only(path, json.loads(path.read_text("utf-8"))))
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise TraceError(f"{path} is no JSON: {error}") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise TraceError(f"{path} is no comparison: {type(error).__name__} {error}") from error
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}; expected what ditto compare --json writes") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        problem = f"{type(error).__name__} {error}"
+        raise TraceError(f"{path} is no comparison ({problem}), expected what ditto compare --json writes") from error
+
+
+def only(path: Path, data: Any) -> Any:
+    """Return the comparison in the JSON of a test run, which has them by test; other data passes through.
+
+    Raises :class:`TraceError` when there are several.
+    """
+    runs = data if isinstance(data, dict) and "schema_version" not in data else {}
+    if not runs or not all(isinstance(run, dict) and "schema_version" in run for run in runs.values()):
+        return data
+    if len(runs) > 1:
+        names = ", ".join(map(repr, runs))
+        raise TraceError(f"it holds {len(runs)} comparisons, a report is of one: {names}")
+    return next(iter(runs.values()))
 
 
 def compare_traces(path: Path) -> Comparison:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -33,9 +34,25 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file so that readers see the old content or the new, never a part."""
+    """Write a text file so that readers see the old content or the new, never a part. Folders above it are made.
+
+    Raises :class:`TraceError` when the system refuses.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text)
+
+
+def check_writable(path: Path) -> None:
+    """Raise :class:`TraceError` before the work whose result could not be written to ``path`` after it."""
+    with writing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(path)
+        temporary.touch()
+        temporary.unlink()
 
 
 def temporary_name(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 HEAD = "import pytest\nfrom tiny import tiny_llama, tiny_mlp\n"
 
@@ -53,6 +54,63 @@ def test_bad_input_is_one_line_and_exit_code_4(project, copied_cache, source, li
     assert not list(copied_cache.glob("*/.*.tmp"))
     new = set(copied_cache.glob("*/*/entry.json")) - engines
     assert all("profile" in source for _ in new), "only the profile makes another engine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("threads='x'", "threads is 'x', expected an integer"),
+        ("observer='x'", "observer is 'x', expected True or False"),
+        ("backend=5", "unknown backend 5, registered: onnxruntime, *"),
+        ("options=5", "options is 5, expected a table such as {'quantize': 'int8'}"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_one_line_when_tests_are_collected(project, arguments, line):
+    project.makepyfile(test_x=case(arguments))
+    result = project.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: test_x.py::test_x: {line}"])
+    assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.parametrize(
+    ("name_map", "line"),
+    [
+        (5, "name map is 5, expected a file, or names by pattern"),
+        ({"mlp.{i}": 5}, "name map: 'mlp.{i}' is 5, expected a name"),
+        (
+            {"mpl.{i}": "model.layers.{i}.mlp"},
+            "name map: 'mpl.{i}' matches none of the 1 names of *d.pt; did you mean *",
+        ),
+    ],
+)
+def test_a_wrong_name_map_of_a_dump_is_one_line(project, name_map, line):
+    torch.save({"mlp.0": torch.zeros(1, 1, 64)}, project.path / "d.pt")
+    arguments = f"observer=False, reference='d.pt', name_map={name_map!r}"
+    project.makepyfile(test_x=case(arguments, "ditto.generate([3])"))
+    result = project.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["____* test_x *____", line, "bad input in 1 test: exit code 4"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("shards='x'", "marker ditto_gate: shards is 'x', expected an integer"),
+        ("shards=0", "marker ditto_gate: shards is 0, expected at least 1"),
+        ("jobs='x'", "marker ditto_gate: jobs is 'x', expected an integer"),
+        ("output=5", "marker ditto_gate: output is 5, expected a path"),
+        ("output='.'", "cannot write *: Is a directory"),
+        ("limits={5: 1}", "a gate has no metric 5 (known: *)"),
+    ],
+)
+def test_a_wrong_gate_is_one_line_before_it_runs(project, arguments, line):
+    gate = f"@pytest.mark.ditto_engine(model=tiny_llama)\n@pytest.mark.ditto_gate({arguments})\n"
+    project.makepyfile(test_x=f"{HEAD}\n{gate}def test_x(ditto_gate): pass\n")
+    result = project.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["____* test_x *____", line, "bad input in 1 test: exit code 4"])
+    assert "Captured stdout" not in result.stdout.str()
 
 
 def test_full_trace_shows_where_it_comes_from(project):

@@ -195,5 +195,8 @@ def test_a_policy_that_cannot_be_is_refused(settings, message):
 def test_what_is_no_gate_result_is_one_clear_line(tmp_path, data):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(UsageError, match=r"^\S+result.json: no gate result: .*expected what `ditto gate run` writes$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^\S+result.json: no gate result: .*expected what `ditto gate run` and",
+    ):
         GateResult.load(path)

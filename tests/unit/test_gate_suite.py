@@ -96,3 +96,42 @@ def test_an_empty_file_and_a_double_id_are_refused(tmp_path):
 def test_an_unknown_suite_names_the_nearest():
     with pytest.raises(UsageError, match="did you mean 'classics'"):
         load_suite("clasics")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ({"text": 5}, "'text' to hold text or a list of token ids, got 5"),
+        ({"prompt": [1, "a"]}, "'prompt' to hold text or a list of token ids"),
+        ({"prompt": [1.5]}, "'prompt' to hold text or a list of token ids"),
+        ({"prompt": [-1, 2]}, "'prompt' to hold text or a list of token ids"),
+        ({"prompt": "x", "answer": {"a": 1}}, "'answer' to hold text or a list of token ids"),
+        ({"prompt": "x", "choices": "ab", "answer": 0}, "'choices' to be a list, got 'ab'"),
+        ({"prompt": "x", "choices": [1, 2], "answer": 1}, "'choices' to hold text or a list of token ids, got 1"),
+        (
+            {"prompt": "x", "choices": ["a", "b"], "answer": True},
+            "'answer' to be an index into the 2 choices, got True",
+        ),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused_with_its_line(tmp_path, line, expected):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt": "good"}\n' + json.dumps(line) + "\n")
+    with pytest.raises(UsageError) as error:
+        load_suite(path)
+    assert str(error.value).startswith(f"bad.jsonl, line 2: expected {expected}")
+
+
+def test_a_field_that_is_null_is_a_field_that_is_not_there():
+    line = {"id": None, "text": None, "prompt": "x", "choices": None, "answer": None}
+    assert Sample.from_json(line, "7") == Sample("7", prompt="x")
+
+
+def test_a_negative_number_of_samples_is_refused():
+    with pytest.raises(UsageError, match="the number of samples is -1, expected at least 1, or 0 for all"):
+        tiny_suite().first(-1)
+
+
+def test_a_misspelt_suite_gets_the_nearest_name_even_below_a_folder(tmp_path):
+    with pytest.raises(UsageError, match="did you mean 'classics'"):
+        load_suite(tmp_path / "clasics")

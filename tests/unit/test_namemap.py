@@ -270,3 +270,22 @@ def test_tensors_are_read_one_pair_at_a_time(tmp_path):
     assert next(pairs).name == "x"
     with pytest.raises(TraceError, match=r"y.npy"):
         next(pairs)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([1], "the file is [1], expected a table"),
+        ({"names": ["a"]}, "names is ['a'], expected a table"),
+        ({"names": {"a": 5}}, "'a' is 5, expected a name"),
+        ({"split": {"from": "a"}}, "split is {'from': 'a'}, expected a list"),
+        ({"split": ["x"]}, "an entry of split is 'x', expected a table"),
+        ({"split": [{"from": "a"}]}, "an entry of split has no key 'to', expected from, to and sizes"),
+        ({"split": [{"from": "a", "to": "qk", "sizes": [1, 1]}]}, "split's to is 'qk', expected a list"),
+        ({"padding": "x"}, "padding is 'x', expected a table"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(data, message):
+    with pytest.raises(UsageError) as error:
+        NameMap.from_json(data)
+    assert str(error.value) == f"name map: {message}"

@@ -1,0 +1,113 @@
+"""What a tired user types: exit code 2, one line, nothing half-written."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ditto_core.cli import main
+from tests.unit.test_gate_result import answers, result
+
+SUITE = '{"text": [1, 2, 3]}\n'
+GATE = ("gate", "run", "--model", "no/such/model", "--suite", "suite.jsonl")
+CALIBRATE = ("calibrate", "--model", "no/such/model", "--suite", "suite.jsonl")
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Run a command that must be refused, in a folder with a file of each kind; return its line without `ditto: `."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DITTO_CACHE_DIR", str(tmp_path / "cache"))
+    save_file({"x": torch.ones(3)}, "dump.safetensors")
+    Path("folder").mkdir()
+    Path("suite.jsonl").write_text(SUITE)
+    Path("bytes.json").write_bytes(b"\xff\xfe")
+    Path("five.json").write_text("5")
+    Path("no.toml").write_text("x")
+    result(answers()).save(Path("gate.json"))
+
+    def run(*arguments):
+        before = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
+        monkeypatch.setattr("sys.argv", ["ditto", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as done:
+            main()
+        out, err = capsys.readouterr()
+        assert done.value.code == 2
+        assert {path for path in tmp_path.rglob("*") if "cache" not in path.parts} == before
+        assert not out
+        (line,) = err.splitlines()
+        return line.removeprefix("ditto: ")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((*GATE, "--output", "folder"), "cannot write folder: Is a directory"),
+        ((*GATE, "--output", "suite.jsonl/x.json"), "cannot write suite.jsonl/x.json: File exists"),
+        ((*GATE, "--baseline", "folder", "--update-baseline"), "folder: Is a directory"),
+        ((*GATE, "--samples", "-1"), "the number of samples is -1, expected at least 1, or 0 for all"),
+        ((*GATE, "--limit", "kl_mean=x"), "the limit of kl_mean is 'x', expected a number, or 'none' to report"),
+        ((*GATE, "--shard", "0/0"), "shard 0/0 does not exist, expected 1/1 to 1/1"),
+        (("gate", "check", "bytes.json"), "bytes.json is no gate result ("),
+        (("gate", "check", "five.json"), "expected what `ditto gate run` and `ditto gate merge` write"),
+        (("gate", "check", "absent.json"), "gate result absent.json cannot be read: No such file or directory"),
+        (("gate", "check", "gate.json", "--max-age=-1d"), "cannot read the age '-1d', expected a number and s, m, h"),
+        (("gate", "merge", "gate.json", "--output", "folder"), "cannot write folder: Is a directory"),
+        ((*CALIBRATE, "--output", "folder"), "cannot write folder: Is a directory"),
+        ((*CALIBRATE, "--output", "no.toml"), "no.toml cannot be read as TOML"),
+        (
+            ("compare", "dump.safetensors", "dump.safetensors", "--json", "folder"),
+            "cannot write folder: Is a directory",
+        ),
+        (("compare", "dump.safetensors", "dump.safetensors", "--rtol", "-1"), "rtol is -1.0, expected a number of 0"),
+        (("compare", "dump.safetensors", "dump.safetensors", "--atol", "nan"), "atol is nan, expected a number of 0"),
+        (("report", "bytes.json"), "bytes.json is no comparison ("),
+        (("report", "five.json"), "expected what ditto compare --json writes"),
+    ],
+)
+def test_bad_input_is_one_line(refused, arguments, line):
+    assert line in refused(*arguments)
+
+
+def test_a_gate_table_with_a_value_of_the_wrong_type_names_it(refused):
+    for value, line in [
+        ("5", "pyproject.toml: tool.ditto_core.gates.nightly is 5, expected a table"),
+        ('{model="m", samples="ten"}', "a gate's samples is 'ten', expected an integer"),
+        ('{model="m", alpha="x"}', "a gate's alpha is 'x', expected a number"),
+        ('{model="m", limits=[1]}', "a gate's limits is [1], expected a table"),
+        ('{model="m", options="int8"}', "a gate's options is 'int8', expected a table"),
+        ('{model="m", seed=true}', "a gate's seed is True, expected an integer"),
+    ]:
+        Path("pyproject.toml").write_text(f"[tool.ditto_core.gates]\nnightly = {value}\n")
+        assert refused("gate", "run", "nightly").endswith(line)
+
+
+def test_tolerances_that_are_no_table_are_refused(refused):
+    Path("five.toml").write_text("tolerances = 5\n")
+    line = refused("compare", "dump.safetensors", "dump.safetensors", "--tolerances", "five.toml")
+    assert line == "five.toml: tolerances is 5, expected a table"
+
+
+def test_a_report_of_a_run_takes_its_only_comparison_and_names_several(refused, monkeypatch, capsys):
+    dumps = ["dump.safetensors"] * 2
+    monkeypatch.setattr("sys.argv", ["ditto", "compare", *dumps, "--json", "new/one.json"])
+    with pytest.raises(SystemExit):
+        main()
+    one = json.loads(Path("new/one.json").read_text())
+    Path("run.json").write_text(json.dumps({"test_a": one}))
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["ditto", "report", "run.json"])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert not done.value.code
+    assert "engine agrees" in capsys.readouterr().out
+    Path("run.json").write_text(json.dumps({"test_a": one, "test_b": one}))
+    assert refused("report", "run.json").startswith(
+        "run.json: it holds 2 comparisons, a report is of one: 'test_a', 'test_b'"
+    )
+    assert "needs a suffix" in refused("report", "new/one.json", "--figure", "folder/errors")

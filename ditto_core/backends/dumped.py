@@ -73,6 +73,7 @@ class DumpSession:
             if tap is not None:
                 sink(tap.site, tensor)
             if LOGITS in (site, tap.value if tap else ""):
+                self._check_rows(tensor, inputs)
                 outputs[LOGITS] = tensor
         self._next += 1
         return outputs
@@ -104,6 +105,14 @@ class DumpSession:
         recorded = self._rows(self._dump.load(self._next, TOKENS), inputs, ("batch", "length"))
         if problem := other_tokens(inputs, recorded):
             raise RunError(f"{self._dump.path} was recorded on other inputs: step {self._next}, {problem}")
+
+    def _check_rows(self, logits: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Refuse a run of another batch: the dump's logits choose the tokens of every row."""
+        if TOKENS in inputs and logits.shape[:1] != inputs[TOKENS].shape[:1]:
+            shape, rows = list(logits.shape), len(inputs[TOKENS])
+            raise RunError(
+                f"{self._dump.path} has logits of shape {shape}, expected {rows} rows, one a prompt of the run"
+            )
 
     def _no_name(self, taps: tuple[Tap, ...]) -> str:
         names = self._dump.names(0)

@@ -160,9 +160,7 @@ class GateResult:
         try:
             return cls.from_json(json.loads(path.read_text("utf-8")))
         except OSError as error:
-            raise UsageError(
-                f"gate result {path} cannot be read: {error.strerror}, expected what {SOURCES} write"
-            ) from error
+            raise UsageError(f"{path} is no gate result ({error.strerror}), expected what {SOURCES} write") from error
         except ValueError as error:
             raise UsageError(f"{path} is no gate result ({error}), expected what {SOURCES} write") from error
         except UsageError as error:

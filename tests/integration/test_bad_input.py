@@ -93,6 +93,16 @@ def test_a_wrong_name_map_of_a_dump_is_one_line(project, name_map, line):
     result.stdout.fnmatch_lines(["____* test_x *____", line, "bad input in 1 test: exit code 4"])
 
 
+def test_a_dump_of_another_batch_is_one_line(project):
+    torch.save({"logits": torch.zeros(2, 1, 256)}, project.path / "d.pt")
+    project.makepyfile(test_x=case("observer=False, reference='d.pt'", "ditto.generate([3])"))
+    result = project.runpytest_inprocess()
+    line = "*d.pt has logits of shape [[]2, 1, 256], expected 1 rows, one a prompt of the run"
+    result.stdout.fnmatch_lines(["____* test_x *____", line])
+    assert result.ret != pytest.ExitCode.OK
+    assert "Traceback" not in result.stdout.str()
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

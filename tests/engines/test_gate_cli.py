@@ -144,7 +144,7 @@ def test_tolerances_are_measured_over_the_suite_of_a_gate(command, tmp_path):
         (["run", "nightly", "--jobs", "2", "--cluster", "tcp://x:1"], "exclude each other"),
         (["run", "nightly", "--update-baseline"], "needs --baseline FILE"),
         (["check", "pyproject.toml"], "is no gate result"),
-        (["check", "nowhere.json"], "nowhere.json cannot be read: No such file or directory"),
+        (["check", "nowhere.json"], "is no gate result (No such file or directory)"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(command, arguments, message):

@@ -80,7 +80,7 @@ def test_an_argument_of_the_wrong_type_is_one_line_when_tests_are_collected(proj
         ({"mlp.{i}": 5}, "name map: 'mlp.{i}' is 5, expected a name"),
         (
             {"mpl.{i}": "model.layers.{i}.mlp"},
-            "name map: 'mpl.{i}' matches none of the 1 names of *d.pt; did you mean *",
+            "name map: 'mpl.{i}' matches none of 1 names on *d.pt; did you mean *",
         ),
     ],
 )

@@ -40,6 +40,7 @@ class Bench:
     errors: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     preparing: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    cases: tuple[str, ...] = ()
 
     @property
     def workspace(self) -> Any:

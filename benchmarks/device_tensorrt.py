@@ -87,6 +87,8 @@ def tiny_families(bench: Bench) -> list[dict[str, Any]]:
     rows = []
     for family in DECODERS:
         for dtype in ("float32", *DTYPES):
+            if bench.cases and f"{family}/{dtype}" not in bench.cases:
+                continue
             pair = bench.pair(bench.tiny(family, dtype))
             run = pair.generate(IDS, max_new_tokens=8)
             rows.append({"family": family, "dtype": dtype, **summary(run)})
@@ -371,12 +373,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=default_model(), help="the real model's directory")
     parser.add_argument("--only", nargs="*", choices=list(SECTIONS), help="run these sections alone")
+    parser.add_argument("--cases", nargs="*", default=[], help="tiny families: these alone, as FAMILY/DTYPE")
     parser.add_argument("--tests", action="store_true", help="run tests/device afterwards")
     parser.add_argument("--export", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     announce_backends(given.out.parent / "ditto-entry-points")
-    bench = Bench(given.out, given.model)
+    bench = Bench(given.out, given.model, cases=tuple(given.cases))
     with one_thread():
         if given.export:
             export_one(bench, given.export)

@@ -118,7 +118,10 @@ class Buffers:
 
 @dataclass(slots=True)
 class Accumulator:
-    """What one worker has seen so far. Positions are flat, in row-major order; -1 stands for none."""
+    """What one worker has seen so far. Positions are flat, in row-major order; -1 stands for none.
+
+    ``values``: both sides at the largest error, where the worker had them at hand.
+    """
 
     rules: Rules
     layout: Plan
@@ -151,6 +154,7 @@ class Accumulator:
     unequal_nonfinite: int = 0
     first_nonfinite: int = -1
     fine: bool = True
+    values: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         self.squares[0] = Squares.empty(self.layout.splits)
@@ -318,6 +322,12 @@ class Accumulator:
             return bins, numbers
         return np.concatenate([[0], bins]), np.concatenate([[zeros], numbers])
 
+    def shift(self, start: int) -> None:
+        """Move the places of a part that starts at position ``start``."""
+        for name in PLACES:
+            if getattr(self, name) >= 0:
+                setattr(self, name, getattr(self, name) + start)
+
     def merge(self, other: Accumulator) -> None:
         """Add what another worker saw behind this one's part."""
         for power, sums in other.squares.items():
@@ -329,7 +339,7 @@ class Accumulator:
         for name in LARGEST:
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
         if other.max_abs > self.max_abs:
-            self.max_abs, self.max_abs_at = other.max_abs, other.max_abs_at
+            self.max_abs, self.max_abs_at, self.values = other.max_abs, other.max_abs_at, other.values
         if other.worst_excess > self.worst_excess:
             self.worst_excess, self.worst_mismatch = other.worst_excess, other.worst_mismatch
         for name in FIRST:
@@ -358,3 +368,4 @@ SUMMED = (
 )
 LARGEST = ("max_rel", "max_steps", "max_actual", "max_expected")
 FIRST = ("first_mismatch", "first_nonfinite")
+PLACES = (*FIRST, "max_abs_at", "worst_mismatch")

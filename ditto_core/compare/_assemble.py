@@ -27,14 +27,15 @@ def assemble(seen: Accumulator, actual: torch.Tensor, expected: torch.Tensor) ->
     rules, finite, shape = seen.rules, seen.count - seen.nonfinite, actual.shape
     bins, numbers = seen.histogram()
     at = place(seen.max_abs_at, shape)
+    values = (None, None) if at is None else seen.values or (actual[at].item(), expected[at].item())
     first = place(seen.first_nonfinite, shape)
     p50, p90, p99, p999 = quantiles(bins, numbers, finite, seen.max_abs, seen.fine)
     return Metrics(
         count=seen.count,
         max_abs=seen.max_abs,
         max_abs_index=at,
-        max_abs_actual=None if at is None else actual[at].item(),
-        max_abs_expected=None if at is None else expected[at].item(),
+        max_abs_actual=values[0],
+        max_abs_expected=values[1],
         mean_abs=seen.abs_sum / max(1, finite),
         max_rel=seen.max_rel,
         mean_rel=seen.rel_sum / max(1, seen.rel_count),

@@ -7,6 +7,7 @@ import triton.language as tl
 
 INF = tl.constexpr(float("inf"))
 NOWHERE = tl.constexpr(2**62)
+NEVER = tl.constexpr(2**31 - 1)
 EXPONENT = tl.constexpr(0x7FF0000000000000)
 HIGH = tl.constexpr(2.0**500)
 LOW = tl.constexpr(2.0**-500)
@@ -33,28 +34,67 @@ def octave(d):
 
 
 @triton.jit
+def from_bits(bits):
+    """The float64 of these bits: Triton passes Python floats in float32."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def winner(which, rows, count, lanes: tl.constexpr):
+    """The tile that the quick kernel's rows name first: 0 the largest error, 1 the worst and 2 the first mismatch.
+
+    A row has the two values in columns 7 and 12, the tiles in columns 13, 14 and 15. NEVER where there is none.
+    """
+    best = -1.0
+    tile = tl.full([], NEVER, tl.int64)
+    for first in range(0, count, lanes):
+        row = first + tl.arange(0, lanes)
+        there = row < count
+        value = tl.load(rows + row * 20 + tl.where(which == 0, 7, 12), mask=there, other=-1.0).to(tl.float64)
+        value = tl.where(which == 2, 0.0, value)
+        named = tl.load(rows + row * 20 + 13 + which, mask=there, other=NEVER).to(tl.int64)
+        top = tl.max(value)
+        candidate = tl.min(tl.where(there & (value == top), named, NEVER))
+        tile = tl.where(top > best, candidate, tl.where(top == best, tl.minimum(tile, candidate), tile))
+        best = tl.maximum(best, top)
+    return tile
+
+
+@triton.jit(do_not_specialize=["blocks", "given", "silent", "rtol_bits", "atol_bits", "tiny_bits"])
 def measure_kernel(
     actual,
     expected,
     valid,
-    sums,
-    counts,
+    tiles,
+    quick,
+    floats,
+    integers,
     bins,
     size,
-    rtol_at,
-    atol_at,
-    tiny_at,
+    blocks,
+    given,
+    silent,
+    rtol_bits,
+    atol_bits,
+    tiny_bits,
     masked: tl.constexpr,
+    tile_blocks: tl.constexpr,
+    after_quick: tl.constexpr,
     split_actual: tl.constexpr,
     split_expected: tl.constexpr,
     equal_nan: tl.constexpr,
     wide: tl.constexpr,
     lanes: tl.constexpr,
 ):
-    """Measure every ``programs``-th block of ``lanes`` elements; write one row of partial results a program."""
+    """Measure every ``programs``-th block of ``lanes`` elements; write one row of partial results a program.
+
+    With ``tile_blocks`` the blocks are those of tiles, so many a tile: of those listed in ``tiles``; with
+    ``after_quick``, where ``quick`` holds ``given`` rows of the quick kernel, of its three winners and of what lies
+    behind the last whole tile. The first ``silent`` programs add nothing to the histogram.
+    """
     program = tl.program_id(0)
     programs = tl.num_programs(0)
-    rtol, atol, tiny = tl.load(rtol_at), tl.load(atol_at), tl.load(tiny_at)
+    rtol, atol, tiny = from_bits(rtol_bits), from_bits(atol_bits), from_bits(tiny_bits)
     lane = tl.arange(0, lanes)
     zero = tl.zeros([lanes], tl.float64)
     none = tl.zeros([lanes], tl.int32)
@@ -65,8 +105,18 @@ def measure_kernel(
     nan_a_n, nan_b_n, nan_n, inf_a_n, inf_b_n, inf_n = none, none, none, none, none, none
     abs_at, worst_at, first_out, first_bad = nowhere, nowhere, nowhere, nowhere
     octaves = tl.zeros([256], tl.int64)
-    for block in range(program, tl.cdiv(size, lanes), programs):
-        at = (block * lanes + lane).to(tl.int64)
+    for step in range(program, blocks, programs):
+        block = tl.full([], step, tl.int64)
+        if tile_blocks:
+            which = step // tile_blocks
+            if after_quick:
+                tile = tl.full([], size // (tile_blocks * lanes), tl.int64)
+                if which < 3:
+                    tile = winner(which, quick, given, lanes)
+            else:
+                tile = tl.load(tiles + which)
+            block = tile * tile_blocks + step % tile_blocks
+        at = block * lanes + lane
         keep = at < size
         x = tl.load(actual + at, mask=keep, other=0)
         y = tl.load(expected + at, mask=keep, other=0)
@@ -129,7 +179,7 @@ def measure_kernel(
         # Lanes that do not count fall into octave 0 and are taken out of it below.
         octaves += tl.histogram(key >> 7, 256).to(tl.int64)
         octaves -= tl.where(tl.arange(0, 256) == 0, tl.sum((~good).to(tl.int64)), 0)
-    row = sums + program * 12
+    row = floats + program * 31
     tl.store(row, tl.sum(dd))
     tl.store(row + 1, tl.sum(aa))
     tl.store(row + 2, tl.sum(bb))
@@ -143,7 +193,11 @@ def measure_kernel(
     tl.store(row + 9, tl.max(max_a))
     tl.store(row + 10, tl.max(max_b))
     tl.store(row + 11, worst)
-    entry = counts + program * 17
+    place = tl.min(tl.where(max_abs == largest, abs_at, NOWHERE))
+    there = place < NOWHERE
+    tl.store(row + 12, tl.load(actual + place, mask=there, other=0).to(tl.float64))
+    tl.store(row + 13, tl.load(expected + place, mask=there, other=0).to(tl.float64))
+    entry = integers + program * 31 + 14
     tl.store(entry, tl.sum(n.to(tl.int64)))
     tl.store(entry + 1, tl.sum(bad_n.to(tl.int64)))
     tl.store(entry + 2, tl.sum(rel_n.to(tl.int64)))
@@ -157,11 +211,12 @@ def measure_kernel(
     tl.store(entry + 10, tl.sum(inf_n.to(tl.int64)))
     tl.store(entry + 11, tl.sum(zeros.to(tl.int64)))
     tl.store(entry + 12, tl.sum(extreme.to(tl.int64)))
-    tl.store(entry + 13, tl.min(tl.where(max_abs == largest, abs_at, NOWHERE)))
+    tl.store(entry + 13, place)
     tl.store(entry + 14, tl.min(tl.where(excess == worst, worst_at, NOWHERE)))
     tl.store(entry + 15, tl.min(first_out))
     tl.store(entry + 16, tl.min(first_bad))
-    tl.store(bins + program * 256 + tl.arange(0, 256), octaves)
+    if program >= silent:
+        tl.atomic_add(bins + tl.arange(0, 256), octaves)
 
 
 @triton.jit

@@ -132,7 +132,7 @@ def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
     if cuda.usable(pair.actual):
         # Float64 numbers beyond the range of their squares are rare; the CPU has the scaled sums for them.
         with suppress(cuda.OutOfRange):
-            return cuda.accumulate(pair.plan(cuda.BLOCK), rules)
+            return cuda.accumulate(pair.plan(cuda.block((pair.actual, pair.expected))), rules)
     size = pair.actual.numel()
     workers = worker_count(size) if threads is None else threads
     layout = pair.plan(BLOCK * 2 // max(2, workers))

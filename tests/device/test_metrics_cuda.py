@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from ditto_core.compare import cuda
+from ditto_core.compare import _launch, cuda
 from ditto_core.compare._assemble import assemble
 from ditto_core.compare.metrics import make_rules, measure, prepare
 
@@ -41,7 +41,7 @@ def fused(actual, expected, axes=(), valid=None, rtol=None, atol=None, equal_nan
     pair = prepare(actual, expected, valid, axes)
     rules = make_rules(pair, rtol, atol, equal_nan)
     try:
-        return assemble(cuda.accumulate(pair.plan(cuda.BLOCK), rules), actual, expected)
+        return assemble(cuda.accumulate(pair.plan(cuda.block((pair.actual, pair.expected))), rules), actual, expected)
     except cuda.OutOfRange:
         return measure(actual, expected, axes=axes, valid=valid, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
@@ -122,3 +122,88 @@ def test_integers_of_64_bits_are_exact():
 def test_masks_that_hold_the_lowest_number(dtype):
     low = torch.finfo(dtype).min
     check(torch.tensor([[0.0, low], [1.0, low]], dtype=dtype), torch.tensor([[0.0, low], [0.0, 0.0]], dtype=dtype))
+
+
+LARGE = 128 * 56 * 3 + 700
+"""Three tiles of the quick kernel and a rest."""
+
+
+@pytest.fixture
+def always_quick(monkeypatch):
+    monkeypatch.setattr(_launch, "QUICK", 1)
+    monkeypatch.setattr(_launch, "QUICK_PROGRAMS_PER_CORE", 1)
+
+
+def close(actual, expected, **options):
+    """Counts, places and the largest error are the CPU's; sums and ratios to float32's precision."""
+    found, wanted = fused(actual, expected, **options), measure(actual, expected, **options)
+    for item in fields(wanted):
+        got, want = getattr(found, item.name), getattr(wanted, item.name)
+        if item.name in BY_OCTAVE:
+            assert got == pytest.approx(want, rel=1.0), item.name
+        elif item.name == "max_abs" or not isinstance(want, float | tuple) or item.name in EXACT:
+            assert got == want, item.name
+        elif item.name == "scale_residual":
+            assert got == pytest.approx(want, rel=1e-5, abs=1e-7), item.name
+        elif item.name == "snr_db":
+            assert got == pytest.approx(want, abs=2e-5)
+        else:
+            assert got == pytest.approx(want, rel=2e-6), item.name
+
+
+@pytest.mark.parametrize("first", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("second", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("error", [1.0, 1e-3])
+def test_the_quick_kernel(always_quick, first, second, error):
+    generator = torch.Generator().manual_seed(1)
+    expected = torch.randn(LARGE, generator=generator)
+    actual = expected + error * torch.randn(LARGE, generator=generator)
+    close(actual.to(first), expected.to(second))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_quick_kernel_declines_what_it_cannot_measure(always_quick, dtype):
+    generator = torch.Generator().manual_seed(2)
+    expected = torch.randn(LARGE, generator=generator)
+    actual = expected + 1e-2 * torch.randn(LARGE, generator=generator)
+    actual[7], expected[8], expected[9000] = math.nan, math.inf, -math.inf
+    actual[15000:16000] *= 200
+    expected[20000:20100] = 0
+    close(actual.to(dtype), expected.to(dtype))
+    valid = torch.ones(LARGE, dtype=torch.bool)
+    valid[::9001] = False
+    close(actual.to(dtype), expected.to(dtype), valid=valid)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("rtol", "atol"), [(0.0, 0.0), (0.0, 0.125), (0.25, 0.0), (0.5, 0.25)])
+def test_the_quick_kernel_on_errors_that_lie_on_the_bound(always_quick, dtype, rtol, atol):
+    generator = torch.Generator().manual_seed(3)
+    expected = torch.randint(-4, 5, (LARGE,), generator=generator) / 4
+    actual = expected + torch.randint(-2, 3, (LARGE,), generator=generator) / 8
+    close(actual.to(dtype), expected.to(dtype), rtol=rtol, atol=atol)
+    close(expected.to(dtype), expected.to(dtype), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e25])
+def test_the_quick_kernel_on_numbers_far_from_one(always_quick, size):
+    generator = torch.Generator().manual_seed(4)
+    expected = size * torch.randn(LARGE, generator=generator)
+    close(expected * (1 + 1e-3 * torch.randn(LARGE, generator=generator)), expected)
+    close(torch.zeros(LARGE), expected)
+
+
+def test_the_quick_kernel_resolves_a_constant_factor(always_quick):
+    expected = torch.randn(LARGE, generator=torch.Generator().manual_seed(5))
+    found = fused((expected * 1.25).half(), expected.half())
+    assert found.scale == pytest.approx(1.25, rel=1e-4)
+    close(-expected, expected)
+    close(1e-4 * expected.flip(0), expected)
+
+
+def test_the_quick_kernel_gives_the_same_bits_twice(always_quick):
+    generator = torch.Generator().manual_seed(6)
+    expected = torch.randn(LARGE, generator=generator).half()
+    actual = expected + 1e-3 * torch.randn(LARGE, generator=generator).half()
+    actual[123] = math.nan
+    assert fused(actual, expected).to_json() == fused(actual, expected).to_json()

@@ -1,0 +1,265 @@
+"""Launching the Triton kernels, and their partial results as one :class:`Accumulator`.
+
+A pair of 16- or 32-bit floats of a million elements and more goes through the quick kernel in tiles. Behind it, without
+waiting, the exact kernel measures the rest behind the last whole tile, and the tiles that hold the largest error, the
+worst and the first mismatch once more, for the places. Tiles that the quick kernel declined are measured exactly in the
+end. Every other pair goes through the exact kernel whole. Results come to the host in one transfer, in a fixed order:
+twice the same pair gives the same bits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ditto_core.compare._accumulate import Accumulator, Buffers, Rules
+from ditto_core.compare._arithmetic import earliest
+from ditto_core.compare._blocks import Plan
+
+OCTAVES = 256
+OCTAVE = 128
+LANES = 1024
+PROGRAMS_PER_CORE = 8
+INTERPRETED_CORES = 2
+"""Cores that the Triton interpreter pretends to have, on the CPU."""
+
+PRODUCTS = ("difference", "actual", "expected", "product")
+SUMS = (*PRODUCTS, "abs_sum", "rel_sum")
+LARGEST = ("max_abs", "max_rel", "max_steps", "max_actual", "max_expected", "worst_excess")
+VALUES = ("actual_there", "expected_there")
+COUNTS = (
+    *("count", "nonfinite", "rel_count", "mismatched", "unequal_nonfinite"),
+    *("nan_actual", "nan_expected", "nan_mismatch", "inf_actual", "inf_expected", "inf_mismatch", "zeros", "extreme"),
+)
+PLACES = ("max_abs_at", "worst_mismatch", "first_mismatch", "first_nonfinite")
+FLOATS = (*SUMS, *LARGEST, *VALUES)
+COLUMNS = (*FLOATS, *COUNTS, *PLACES)
+NOWHERE = 2**62
+
+QUICK_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+QUICK = 1 << 20
+"""Elements from which the quick kernel pays for what is measured twice."""
+THREADS = 128
+ELEMENTS = 56
+"""Elements of a tile that one thread measures: they fit the kernel's counters of six bits."""
+TILE = THREADS * ELEMENTS
+TILES_A_PROGRAM = 73
+"""Tiles whose counts fit the kernel's counters of twelve bits: 4095 / 56."""
+QUICK_PROGRAMS_PER_CORE = 8
+QUICK_COLUMNS = (
+    *("difference", "actual", "expected", "product", "error_product", "abs_sum", "rel_sum"),
+    *("max_abs", "max_actual", "max_expected", "max_rel", "max_steps", "worst_excess"),
+    *("max_abs_tile", "worst_tile", "first_tile", "mismatched", "uncounted", "zeros", "tiles"),
+)
+WINNERS = 3 * (TILE // LANES)
+"""Programs that look for places; those behind them measure the rest."""
+
+
+class OutOfRange(Exception):
+    """Float64 numbers whose squares leave float64's range: the CPU path has the scaled sums for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A flat contiguous pair on one device (and its mask), what to measure by, and where positions belong."""
+
+    sides: Sequence[torch.Tensor]
+    rules: Rules
+    layout: Plan
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.sides[0].numel()
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """The mask; the first side where there is none."""
+        return self.sides[-1] if len(self.sides) > 2 else self.sides[0]
+
+    @property
+    def quick(self) -> bool:
+        """Tell whether the quick kernel takes this pair."""
+        return {side.dtype for side in self.sides[:2]} <= set(QUICK_DTYPES) and self.size >= max(QUICK, TILE)
+
+    def zeros(self, words: int) -> torch.Tensor:
+        """Return ``words`` 64-bit zeros on the device."""
+        return self.sides[0].new_zeros(words, dtype=torch.int64)
+
+
+def launch(sides: Sequence[torch.Tensor], rules: Rules, layout: Plan) -> Accumulator:
+    """Measure a flat contiguous pair (and its mask) with the kernels that fit it; positions count from its start."""
+    job = Job(sides, rules, layout)
+    return quick(job) if job.quick else exact(job)
+
+
+def exact(job: Job, tiles: torch.Tensor | None = None) -> Accumulator:
+    """Run the exact kernel over a pair, or over the tiles whose numbers are listed."""
+    blocks = -(-job.size // LANES) if tiles is None else tiles.numel() * (TILE // LANES)
+    programs = min(blocks, cores(job.sides[0]) * PROGRAMS_PER_CORE)
+    out = job.zeros(OCTAVES + programs * len(COLUMNS))
+    run_exact(job, out, blocks, programs, tiles=tiles)
+    found = out.cpu().numpy()
+    return gather(job, found[:OCTAVES], found[OCTAVES:].reshape(programs, len(COLUMNS)))
+
+
+def run_exact(
+    job: Job,
+    out: torch.Tensor,
+    blocks: int,
+    programs: int,
+    *,
+    tiles: torch.Tensor | None = None,
+    quick_rows: torch.Tensor | None = None,
+    silent: int = 0,
+) -> None:
+    """Launch the exact kernel; ``out`` takes the octaves and one row of ``COLUMNS`` a program."""
+    from ditto_core.compare._kernels import measure_kernel
+
+    actual, expected = job.sides[:2]
+    nothing = job.sides[0]
+    rows = out[OCTAVES:]
+    measure_kernel[(programs,)](
+        *(actual, expected, job.mask, nothing if tiles is None else tiles),
+        *(nothing if quick_rows is None else quick_rows, rows.view(torch.float64), rows, out),
+        *(job.size, blocks, 0 if quick_rows is None else quick_rows.numel() // len(QUICK_COLUMNS), silent),
+        *(bits(x) for x in (job.rules.rtol, job.rules.atol, job.rules.place.tiny)),
+        masked=len(job.sides) > 2,
+        tile_blocks=0 if tiles is None and quick_rows is None else TILE // LANES,
+        after_quick=quick_rows is not None,
+        split_actual=actual.dtype == torch.int64,
+        split_expected=expected.dtype == torch.int64,
+        equal_nan=job.rules.equal_nan,
+        wide=job.rules.wide,
+        lanes=LANES,
+        num_warps=8,
+    )
+
+
+def quick(job: Job) -> Accumulator:
+    """Run the quick kernel over the whole tiles, and the exact one over the best, the rest and the declined."""
+    tiles, rest = divmod(job.size, TILE)
+    programs = min(tiles, max(cores(job.sides[0]) * QUICK_PROGRAMS_PER_CORE, -(-tiles // TILES_A_PROGRAM)))
+    behind = WINNERS + -(-rest // LANES)
+    cut = OCTAVES + programs * len(QUICK_COLUMNS)
+    out, declined = job.zeros(cut + OCTAVES + behind * len(COLUMNS)), job.zeros(-(-tiles // 8)).view(torch.int8)
+    run_quick(job, out[:cut], declined, tiles, programs)
+    run_exact(job, out[cut:], behind, behind, quick_rows=out[OCTAVES:cut].view(torch.float64), silent=WINNERS)
+    found = out.cpu().numpy()
+    seen = collect(job, found[:OCTAVES], found[OCTAVES:cut].view(np.float64).reshape(programs, -1))
+    exact_octaves, rows = found[cut : cut + OCTAVES], found[cut + OCTAVES :].reshape(behind, -1)
+    if seen.count < tiles * TILE:
+        seen.merge(exact(job, declined.nonzero().view(-1)))
+    if rest:
+        seen.merge(gather(job, exact_octaves, rows[WINNERS:]))
+    take_places(seen, gather(job, exact_octaves, rows[:WINNERS]))
+    return seen
+
+
+def run_quick(job: Job, out: torch.Tensor, declined: torch.Tensor, tiles: int, programs: int) -> None:
+    """Launch the quick kernel; ``out`` takes the octaves and one row of ``QUICK_COLUMNS`` a program."""
+    from ditto_core.compare._quick import quick_kernel
+
+    dtypes = [side.dtype for side in job.sides[:2]]
+    width = 16 // max(dtype.itemsize for dtype in dtypes)
+    quick_kernel[(programs,)](
+        *(*job.sides[:2], job.mask, out[OCTAVES:].view(torch.float64), out, declined, tiles),
+        *(job.rules.rtol, job.rules.atol, int(np.float32(job.rules.place.tiny).view(np.int32))),
+        masked=len(job.sides) > 2,
+        windows=3 if dtypes == [torch.float16] * 2 else 4,
+        threads=THREADS,
+        width=width,
+        fold=ELEMENTS // width,
+        approximate=job.sides[0].is_cuda,
+        num_warps=THREADS // 32,
+    )
+
+
+def collect(job: Job, octaves: Any, rows: Any) -> Accumulator:
+    """Add up the quick kernel's rows. Largest values come with their places, from :func:`take_places`."""
+    seen = Accumulator(job.rules, job.layout, Buffers(0), fine=False)
+    total = dict(zip(QUICK_COLUMNS, rows.sum(0).tolist(), strict=True))
+    largest = dict(zip(QUICK_COLUMNS, rows.max(0).tolist(), strict=True))
+    if total["actual"] > total["expected"] / 16:
+        # With a = b + d all four are of one kind, so that what cancels in the cosine cancels exactly.
+        total["product"] = total["expected"] + total["error_product"]
+        total["actual"] = total["product"] + total["error_product"] + total["difference"]
+    for name in PRODUCTS:
+        setattr(seen.squares[0], name, total[name])
+    seen.abs_sum, seen.rel_sum, seen.mismatched = total["abs_sum"], total["rel_sum"], int(total["mismatched"])
+    for name in ("max_rel", "max_steps", "max_actual", "max_expected"):
+        setattr(seen, name, largest[name])
+    seen.count = int(total["tiles"]) * TILE
+    seen.rel_count = seen.count - int(total["uncounted"])
+    zeros = int(total["zeros"])
+    octaves[0] += zeros
+    seen.bins = spread(octaves, zeros)
+    return seen
+
+
+def take_places(seen: Accumulator, best: Accumulator) -> None:
+    """Take the largest error, the worst and the first mismatch from tiles that were measured again, in float64."""
+    if (best.max_abs, -best.max_abs_at) > (seen.max_abs, -seen.max_abs_at):
+        seen.max_abs, seen.max_abs_at, seen.values = best.max_abs, best.max_abs_at, best.values
+    if (best.worst_excess, -best.worst_mismatch) > (seen.worst_excess, -seen.worst_mismatch):
+        seen.worst_excess, seen.worst_mismatch = best.worst_excess, best.worst_mismatch
+    if best.first_mismatch >= 0:
+        seen.first_mismatch = earliest(seen.first_mismatch, best.first_mismatch)
+
+
+def bits(value: float) -> int:
+    """Return the bits of a float64 as an integer."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def cores(tensor: torch.Tensor) -> int:
+    """Return the number of multiprocessors of the tensor's device."""
+    if not tensor.is_cuda:
+        return INTERPRETED_CORES
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
+
+
+def gather(job: Job, octaves: Any, rows: Any) -> Accumulator:
+    """Combine the exact kernel's partial results, one row of 64-bit words a program. Raises :class:`OutOfRange`."""
+    seen = Accumulator(job.rules, job.layout, Buffers(0), fine=False)
+    numbers, integers = rows.view(np.float64), rows[:, len(FLOATS) :]
+    sums = dict(zip(SUMS, numbers[:, : len(SUMS)].sum(0).tolist(), strict=True))
+    tops = dict(zip(LARGEST, numbers[:, len(SUMS) : len(SUMS) + len(LARGEST)].max(0).tolist(), strict=True))
+    counts = dict(zip(COUNTS, integers[:, : len(COUNTS)].sum(0).tolist(), strict=True))
+    places = dict(zip(PLACES, integers[:, len(COUNTS) :].T, strict=True))
+    if counts["extreme"]:
+        raise OutOfRange
+    for name in PRODUCTS:
+        setattr(seen.squares[0], name, sums[name])
+    seen.abs_sum, seen.rel_sum = sums["abs_sum"], sums["rel_sum"]
+    for name, value in (*tops.items(), *counts.items()):
+        if hasattr(seen, name):
+            setattr(seen, name, value)
+    for name, key in (("max_abs_at", "max_abs"), ("worst_mismatch", "worst_excess")):
+        best = np.where(numbers[:, COLUMNS.index(key)] == tops[key], places[name], NOWHERE)
+        setattr(seen, name, position(best.min()) if tops[key] > 0 else -1)
+        if name == "max_abs_at" and job.sides[0].is_floating_point() and job.sides[1].is_floating_point():
+            seen.values = tuple(numbers[best.argmin(), len(FLOATS) - 2 : len(FLOATS)].tolist())
+    for name in ("first_mismatch", "first_nonfinite"):
+        setattr(seen, name, position(places[name].min()))
+    seen.bins = spread(octaves, counts["zeros"])
+    return seen
+
+
+def position(place: int) -> int:
+    """Return a place, -1 for nowhere."""
+    return -1 if place >= NOWHERE else int(place)
+
+
+def spread(octaves: Any, zeros: int) -> Any:
+    """Put the counts of the octaves into the CPU's bins, each at its octave's first, zeros in bin 0."""
+    found = np.zeros(OCTAVES * OCTAVE, np.int64)
+    found[::OCTAVE] = octaves
+    found[0] = zeros
+    found[1] = octaves[0] - zeros
+    return found

@@ -33,6 +33,8 @@ from ditto_core.compare._blocks import Plan, Split
 from ditto_core.compare.ulp import Spacing
 
 EXPONENT_BITS = np.int64(0x7FF0000000000000)
+OCTAVE = 128
+"""Bfloat16 values in an octave."""
 RESCALE = 600
 """Squares of float64 numbers above 2^500 or below 2^-500 are summed scaled by 2^-600 or 2^600."""
 
@@ -120,7 +122,8 @@ class Buffers:
 class Accumulator:
     """What one worker has seen so far. Positions are flat, in row-major order; -1 stands for none.
 
-    ``values``: both sides at the largest error, where the worker had them at hand.
+    ``values``: both sides at the largest error, where the worker had them at hand. ``fine``: a bin is a bfloat16 value;
+    otherwise it is an octave.
     """
 
     rules: Rules
@@ -313,6 +316,8 @@ class Accumulator:
         if self.few is None:
             bins = (self.bins != 0).nonzero()[0]
             numbers = self.bins[bins]
+            if not self.fine:
+                bins = np.maximum(bins * OCTAVE, 1)
         else:
             bins, numbers = self.few
         if bins.size and bins[0] == 0:

@@ -45,13 +45,13 @@ def winner(which, rows, count, lanes: tl.constexpr):
 
     A row has the two values in columns 7 and 12, the tiles in columns 13, 14 and 15. NEVER where there is none.
     """
-    best = -1.0
+    best = tl.full([], -1.0, tl.float64)
     tile = tl.full([], NEVER, tl.int64)
     for first in range(0, count, lanes):
         row = first + tl.arange(0, lanes)
         there = row < count
         value = tl.load(rows + row * 20 + tl.where(which == 0, 7, 12), mask=there, other=-1.0).to(tl.float64)
-        value = tl.where(which == 2, 0.0, value)
+        value = tl.where(which == 2, tl.zeros_like(value), value)
         named = tl.load(rows + row * 20 + 13 + which, mask=there, other=NEVER).to(tl.int64)
         top = tl.max(value)
         candidate = tl.min(tl.where(there & (value == top), named, NEVER))

@@ -22,7 +22,6 @@ from ditto_core.compare._arithmetic import earliest
 from ditto_core.compare._blocks import Plan
 
 OCTAVES = 256
-OCTAVE = 128
 LANES = 1024
 PROGRAMS_PER_CORE = 8
 INTERPRETED_CORES = 2
@@ -39,6 +38,7 @@ COUNTS = (
 PLACES = ("max_abs_at", "worst_mismatch", "first_mismatch", "first_nonfinite")
 FLOATS = (*SUMS, *LARGEST, *VALUES)
 COLUMNS = (*FLOATS, *COUNTS, *PLACES)
+KEPT = ("abs_sum", "rel_sum", *LARGEST, *COUNTS[:-2])
 NOWHERE = 2**62
 
 QUICK_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -71,6 +71,11 @@ class Job:
     sides: Sequence[torch.Tensor]
     rules: Rules
     layout: Plan
+    buffers: Buffers
+
+    def nothing(self) -> Accumulator:
+        """Return what was seen before anything was."""
+        return Accumulator(self.rules, self.layout, self.buffers, fine=False)
 
     @property
     def size(self) -> int:
@@ -94,7 +99,7 @@ class Job:
 
 def launch(sides: Sequence[torch.Tensor], rules: Rules, layout: Plan) -> Accumulator:
     """Measure a flat contiguous pair (and its mask) with the kernels that fit it; positions count from its start."""
-    job = Job(sides, rules, layout)
+    job = Job(sides, rules, layout, Buffers(0))
     return quick(job) if job.quick else exact(job)
 
 
@@ -182,7 +187,7 @@ def run_quick(job: Job, out: torch.Tensor, declined: torch.Tensor, tiles: int, p
 
 def collect(job: Job, octaves: Any, rows: Any) -> Accumulator:
     """Add up the quick kernel's rows. Largest values come with their places, from :func:`take_places`."""
-    seen = Accumulator(job.rules, job.layout, Buffers(0), fine=False)
+    seen = job.nothing()
     total = dict(zip(QUICK_COLUMNS, rows.sum(0).tolist(), strict=True))
     largest = dict(zip(QUICK_COLUMNS, rows.max(0).tolist(), strict=True))
     if total["actual"] > total["expected"] / 16:
@@ -196,9 +201,7 @@ def collect(job: Job, octaves: Any, rows: Any) -> Accumulator:
         setattr(seen, name, largest[name])
     seen.count = int(total["tiles"]) * TILE
     seen.rel_count = seen.count - int(total["uncounted"])
-    zeros = int(total["zeros"])
-    octaves[0] += zeros
-    seen.bins = spread(octaves, zeros)
+    seen.bins = octaves
     return seen
 
 
@@ -226,40 +229,37 @@ def cores(tensor: torch.Tensor) -> int:
 
 def gather(job: Job, octaves: Any, rows: Any) -> Accumulator:
     """Combine the exact kernel's partial results, one row of 64-bit words a program. Raises :class:`OutOfRange`."""
-    seen = Accumulator(job.rules, job.layout, Buffers(0), fine=False)
-    numbers, integers = rows.view(np.float64), rows[:, len(FLOATS) :]
-    sums = dict(zip(SUMS, numbers[:, : len(SUMS)].sum(0).tolist(), strict=True))
-    tops = dict(zip(LARGEST, numbers[:, len(SUMS) : len(SUMS) + len(LARGEST)].max(0).tolist(), strict=True))
-    counts = dict(zip(COUNTS, integers[:, : len(COUNTS)].sum(0).tolist(), strict=True))
-    places = dict(zip(PLACES, integers[:, len(COUNTS) :].T, strict=True))
-    if counts["extreme"]:
+    found = one_row(rows) if len(rows) == 1 else many_rows(rows)
+    if found["extreme"]:
         raise OutOfRange
+    seen = job.nothing()
     for name in PRODUCTS:
-        setattr(seen.squares[0], name, sums[name])
-    seen.abs_sum, seen.rel_sum = sums["abs_sum"], sums["rel_sum"]
-    for name, value in (*tops.items(), *counts.items()):
-        if hasattr(seen, name):
-            setattr(seen, name, value)
-    for name, key in (("max_abs_at", "max_abs"), ("worst_mismatch", "worst_excess")):
-        best = np.where(numbers[:, COLUMNS.index(key)] == tops[key], places[name], NOWHERE)
-        setattr(seen, name, position(best.min()) if tops[key] > 0 else -1)
-        if name == "max_abs_at" and job.sides[0].is_floating_point() and job.sides[1].is_floating_point():
-            seen.values = tuple(numbers[best.argmin(), len(FLOATS) - 2 : len(FLOATS)].tolist())
-    for name in ("first_mismatch", "first_nonfinite"):
-        setattr(seen, name, position(places[name].min()))
-    seen.bins = spread(octaves, counts["zeros"])
+        setattr(seen.squares[0], name, found[name])
+    for name in KEPT:
+        setattr(seen, name, found[name])
+    for name in PLACES:
+        setattr(seen, name, -1 if found[name] >= NOWHERE else found[name])
+    if job.sides[0].is_floating_point() and job.sides[1].is_floating_point():
+        seen.values = found["actual_there"], found["expected_there"]
+    octaves[0] -= found["zeros"]
+    seen.bins = octaves
     return seen
 
 
-def position(place: int) -> int:
-    """Return a place, -1 for nowhere."""
-    return -1 if place >= NOWHERE else int(place)
+def one_row(rows: Any) -> dict[str, Any]:
+    """Return a single row by name."""
+    numbers, integers = rows[0, : len(FLOATS)].view(np.float64), rows[0, len(FLOATS) :]
+    return dict(zip(COLUMNS, numbers.tolist() + integers.tolist(), strict=True))
 
 
-def spread(octaves: Any, zeros: int) -> Any:
-    """Put the counts of the octaves into the CPU's bins, each at its octave's first, zeros in bin 0."""
-    found = np.zeros(OCTAVES * OCTAVE, np.int64)
-    found[::OCTAVE] = octaves
-    found[0] = zeros
-    found[1] = octaves[0] - zeros
-    return found
+def many_rows(rows: Any) -> dict[str, Any]:
+    """Return the sums, the largest values and the first places of several rows, by name."""
+    numbers, integers = rows[:, : len(FLOATS)].view(np.float64), rows[:, len(FLOATS) :]
+    sums, largest, counts = numbers.sum(0).tolist(), numbers.max(0).tolist(), integers[:, : len(COUNTS)].sum(0).tolist()
+    found = dict(zip(COLUMNS, [*sums[: len(SUMS)], *largest[len(SUMS) :], *counts], strict=False))
+    places = dict(zip(PLACES, integers[:, len(COUNTS) :].T, strict=True))
+    for name, key in (("max_abs_at", "max_abs"), ("worst_mismatch", "worst_excess")):
+        places[name] = np.where(numbers[:, FLOATS.index(key)] == found[key], places[name], NOWHERE)
+    best = places["max_abs_at"].argmin()
+    values = zip(VALUES, numbers[best, -len(VALUES) :].tolist(), strict=True)
+    return found | dict(values) | {name: int(place.min()) for name, place in places.items()}

@@ -136,7 +136,8 @@ def quick_kernel(
     never = tl.full([threads], NEVER, tl.int32)
     nothing = tl.zeros([threads], tl.int64), tl.zeros([threads], tl.int64)
     dd, aa, bb, ab, db, abs_sum, rel_sum = g, g, g, g, g, g, g
-    max_d, max_a, max_b, max_rel, max_steps, excess = f, f, f, f, f, f
+    max_d, max_a, max_b, max_rel, excess = f, f, f, f, f
+    max_steps = tl.full([], 0.0, tl.float32)
     tile_d, tile_excess, tile_out = never, never, never
     n_out, n_none, n_zero = f, f, f
     done = tl.full([], 0, tl.int32)
@@ -205,12 +206,12 @@ def quick_kernel(
             max_a, max_b = tl.maximum(max_a, t_a), tl.maximum(max_b, t_b)
             max_rel = tl.maximum(max_rel, t_max_rel)
             # |d| / 2^floor(log2 |b|) is below 2 |d / b|: few tiles can hold a new maximum.
-            if tl.max((2 * t_max_rel > max_steps).to(tl.int32), 0) == 1:
+            if 2 * tl.max(t_max_rel, 0) > max_steps:
                 for part in range(fold):
                     at = part * (threads * width) + lane
                     x = tl.load(actual + start + at).to(tl.float32)
                     y = tl.load(expected + start + at).to(tl.float32)
-                    max_steps = tl.maximum(max_steps, tl.max(steps(x - y, y, tiny), 1))
+                    max_steps = tl.maximum(max_steps, tl.max(tl.max(steps(x - y, y, tiny), 1), 0))
             n_out += t_out
             n_none += t_none
             n_zero += t_zero
@@ -237,7 +238,7 @@ def quick_kernel(
     tl.store(row + 8, tl.max(max_a, 0).to(tl.float64))
     tl.store(row + 9, tl.max(max_b, 0).to(tl.float64))
     tl.store(row + 10, tl.max(max_rel, 0).to(tl.float64))
-    tl.store(row + 11, tl.max(max_steps, 0).to(tl.float64))
+    tl.store(row + 11, max_steps.to(tl.float64))
     tl.store(row + 12, worst.to(tl.float64))
     tl.store(row + 13, tl.min(tl.where(max_d == largest, tile_d, NEVER), 0).to(tl.float64))
     tl.store(row + 14, tl.min(tl.where(excess == worst, tile_excess, NEVER), 0).to(tl.float64))

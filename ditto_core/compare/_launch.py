@@ -22,7 +22,7 @@ from ditto_core.compare._arithmetic import earliest
 from ditto_core.compare._blocks import Plan
 
 OCTAVES = 256
-LANES = 1024
+LANES = 512
 PROGRAMS_PER_CORE = 8
 INTERPRETED_CORES = 2
 """Cores that the Triton interpreter pretends to have, on the CPU."""
@@ -44,7 +44,7 @@ NOWHERE = 2**62
 QUICK_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 QUICK = 1 << 20
 """Elements from which the quick kernel pays for what is measured twice."""
-THREADS = 128
+THREADS = 64
 ELEMENTS = 56
 """Elements of a tile that one thread measures: they fit the kernel's counters of six bits."""
 TILE = THREADS * ELEMENTS
@@ -142,7 +142,7 @@ def run_exact(
         equal_nan=job.rules.equal_nan,
         wide=job.rules.wide,
         lanes=LANES,
-        num_warps=8,
+        num_warps=LANES // 128,
     )
 
 

@@ -153,7 +153,7 @@ def quick_kernel(
         h0, h1, h2, h3 = g + WHOLE, g + WHOLE, g + WHOLE, g + WHOLE
         bad = f > 0
         floor = top - 7 * windows - 1
-        for part in range(fold):
+        for part in tl.range(fold, num_stages=3):
             at = part * (threads * width) + lane
             x = tl.load(actual + start + at).to(tl.float32)
             y = tl.load(expected + start + at).to(tl.float32)
@@ -190,7 +190,9 @@ def quick_kernel(
         missed = (below != t_zero.to(tl.int64)) | (rounded_octave(t_d) >= top)
         bad = bad | missed | ~(t_aa + t_bb + t_rel < INF) | (t_gap < 0)
         bad = bad | ~(in_range(t_d) & in_range(t_a) & in_range(t_b))
-        if tl.max(bad.to(tl.int32), 0) == 0:
+        # |d| / 2^floor(log2 |b|) is below 2 |d / b|: few tiles can hold a new maximum.
+        verdict = tl.max(tl.where(bad, 2, (2 * t_max_rel > max_steps).to(tl.int32)), 0)
+        if verdict < 2:
             done += 1
             dd += t_dd.to(tl.float64)
             aa += t_aa.to(tl.float64)
@@ -205,8 +207,7 @@ def quick_kernel(
             max_d, excess = tl.maximum(max_d, t_d), tl.maximum(excess, t_excess)
             max_a, max_b = tl.maximum(max_a, t_a), tl.maximum(max_b, t_b)
             max_rel = tl.maximum(max_rel, t_max_rel)
-            # |d| / 2^floor(log2 |b|) is below 2 |d / b|: few tiles can hold a new maximum.
-            if 2 * tl.max(t_max_rel, 0) > max_steps:
+            if verdict == 1:
                 for part in range(fold):
                     at = part * (threads * width) + lane
                     x = tl.load(actual + start + at).to(tl.float32)

@@ -67,7 +67,7 @@ def split_rows(sums: Squares, start: int, sides: list[torch.Tensor], layout: Pla
     rows = size // row
     found = sides[0].new_empty((2, rows), dtype=torch.float64)
     mask = sides[2] if len(sides) > 2 else sides[0]
-    row_kernel[(rows,)](*sides[:2], mask, found, rows, row, masked=len(sides) > 2, lanes=LANES, num_warps=4)
+    row_kernel[(rows,)](*sides[:2], mask, found, rows, row, masked=len(sides) > 2, lanes=LANES, num_warps=LANES // 128)
     errors, sizes = found.cpu().numpy()
     index = np.arange(start // layout.row, start // layout.row + rows)
     for split, (error, magnitude) in zip(layout.splits, sums.by_axis, strict=True):

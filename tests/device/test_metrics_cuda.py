@@ -124,7 +124,7 @@ def test_masks_that_hold_the_lowest_number(dtype):
     check(torch.tensor([[0.0, low], [1.0, low]], dtype=dtype), torch.tensor([[0.0, low], [0.0, 0.0]], dtype=dtype))
 
 
-LARGE = 128 * 56 * 3 + 700
+LARGE = 3 * _launch.TILE + 700
 """Three tiles of the quick kernel and a rest."""
 
 
@@ -144,7 +144,7 @@ def close(actual, expected, **options):
         elif item.name == "max_abs" or not isinstance(want, float | tuple) or item.name in EXACT:
             assert got == want, item.name
         elif item.name == "scale_residual":
-            assert got == pytest.approx(want, rel=1e-5, abs=1e-7), item.name
+            assert got == pytest.approx(want, rel=1e-5, abs=1e-4 * wanted.rel_l2), item.name
         elif item.name == "snr_db":
             assert got == pytest.approx(want, abs=2e-5)
         else:
@@ -166,12 +166,12 @@ def test_the_quick_kernel_declines_what_it_cannot_measure(always_quick, dtype):
     generator = torch.Generator().manual_seed(2)
     expected = torch.randn(LARGE, generator=generator)
     actual = expected + 1e-2 * torch.randn(LARGE, generator=generator)
-    actual[7], expected[8], expected[9000] = math.nan, math.inf, -math.inf
-    actual[15000:16000] *= 200
-    expected[20000:20100] = 0
+    actual[7], expected[8], expected[5000] = math.nan, math.inf, -math.inf
+    actual[8000:8300] *= 200
+    expected[10000:10100] = 0
     close(actual.to(dtype), expected.to(dtype))
     valid = torch.ones(LARGE, dtype=torch.bool)
-    valid[::9001] = False
+    valid[::4501] = False
     close(actual.to(dtype), expected.to(dtype), valid=valid)
 
 

@@ -132,6 +132,7 @@ class Pair:
         for name in values:
             if name not in model.examples:
                 raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(model.examples)}")
+        values = rounded(values, self.spec.dtype)
         self._fed = values
         key = {name: fingerprint(t.tolist()) for name, t in values.items()}
 
@@ -342,3 +343,9 @@ class Pair:
 def names(sites: Sequence[str], most: int = 3) -> str:
     """List the first few sites."""
     return ", ".join(sites[:most]) + (" …" if len(sites) > most else "")
+
+
+def rounded(inputs: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
+    """Round floating inputs to the engine's dtype, so that both sides compute from the same numbers."""
+    kind = getattr(torch, dtype)
+    return {n: t.to(kind) if t.is_floating_point() and kind.is_floating_point else t for n, t in inputs.items()}

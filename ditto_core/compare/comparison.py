@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.metrics import Metrics
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import Tolerance, Verdict, judge_logits
+from ditto_core.compare.tolerance import WITHIN, Tolerance, Verdict, judge_logits
 from ditto_core.errors import TraceError
 from ditto_core.receipt import Receipt
 from ditto_core.sites import Tap, matches
@@ -301,8 +301,9 @@ def usual_floors(results: Iterable[SiteResult]) -> Mapping[tuple[str, bool], flo
 
 
 def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ...]]) -> Iterator[SiteResult]:
-    """Mark a diverged site as healed when an enclosing module's output, computed later in the same step, is fine.
+    """Mark a diverged site as healed when an enclosing module's output, computed later in the same step, is within.
 
+    An output that a kernel property explains is off too, so it heals nothing.
     ``model.layers.0.self_attn:q_rope`` heals when ``model.layers.0.self_attn`` or ``model.layers.0`` passes.
     """
     results = list(results)
@@ -312,7 +313,8 @@ def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ..
             known[result.step, name] = result
     for result in results:
         later = (known.get((result.step, path)) for path in enclosing(result.site))
-        healed = not result.verdict.ok and any(o and o.order > result.order and o.verdict.ok for o in later)
+        fine = any(o and o.order > result.order and o.verdict.status == WITHIN for o in later)
+        healed = not result.verdict.ok and fine
         yield replace(result, healed=healed)
 
 

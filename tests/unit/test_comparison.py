@@ -2,10 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from ditto_core.backends.base import KernelProperty
 from ditto_core.compare.comparison import Comparison, ObserverEffect, TokenResult, enclosing
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.tokens import measure_logits
@@ -48,6 +50,15 @@ def test_an_error_that_is_gone_at_the_end_of_an_enclosing_module_has_healed():
     assert [(r.step, r.site) for r in run.healed] == [(0, ROPE)]
     assert run.first_bad.step == 1
     assert run.first_bad.site == ROPE
+
+
+def test_an_error_does_not_heal_by_an_output_that_is_off_for_a_reason():
+    measured = compared({(0, DOWN): 0.1, (0, BLOCK): 8e-3})
+    engine = replace(ENGINE, kernels=(KernelProperty("TF32", 5.0, "probe 3.0e-04", "both"),))
+    run = replace(measured, engine=engine).judged(Tolerance())
+    assert {r.site for r in run.results if r.verdict.status == "explained"} == {BLOCK}
+    assert not run.healed
+    assert (run.first_bad.step, run.first_bad.site) == (0, DOWN)
 
 
 def test_an_error_does_not_heal_by_what_was_computed_before_it():

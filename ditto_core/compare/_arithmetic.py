@@ -2,17 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
-Floats = npt.NDArray[np.float64]
+from ditto_core.compare._blocks import Floats, Plan, Split
+
 Counts = npt.NDArray[np.int64]
 
 SHORT = 8192
 """Elements that numpy's BLAS takes in one thread; OpenBLAS starts threads above 10000, torch where it was told to."""
 
+STRIP = 256
+"""Elements of one call of the BLAS inside a block."""
+
+LONG_ROW = 64
+"""Elements from which a row is worth a call of the BLAS."""
+
 EXACT_INTEGERS = 2.0**53
+
+
+@dataclass(slots=True)
+class Squares:
+    """Sums of products: difference, actual and expected squared, actual times expected; and the splits by axis."""
+
+    difference: float = 0.0
+    actual: float = 0.0
+    expected: float = 0.0
+    product: float = 0.0
+    by_axis: list[tuple[Floats, Floats]] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, splits: Iterable[Split]) -> Squares:
+        """Return zeros, with one pair of arrays for each axis."""
+        return cls(by_axis=[(np.zeros(split.size), np.zeros(split.size)) for split in splits])
+
+    def add(self, layout: Plan, start: int, sums: tuple[float, ...], d: Floats, b: Floats) -> None:
+        """Add a box's sums; with split axes, the squares of each element row go to their index on each axis."""
+        self.difference += sums[0]
+        self.actual += sums[1]
+        self.expected += sums[2]
+        self.product += sums[3]
+        if not layout.splits:
+            return
+        errors, sizes = row_squares(d, layout.row), row_squares(b, layout.row)
+        first = start // layout.row
+        rows = np.arange(first, first + errors.size) if errors.size > 1 else first
+        for split, (error, size) in zip(layout.splits, self.by_axis, strict=True):
+            index = rows // split.stride % split.size
+            if errors.size == 1:
+                error[index] += errors[0]
+                size[index] += sizes[0]
+            else:
+                np.add.at(error, index, errors)
+                np.add.at(size, index, sizes)
+
+    def merge(self, other: Squares) -> None:
+        """Add another part's sums."""
+        self.difference += other.difference
+        self.actual += other.actual
+        self.expected += other.expected
+        self.product += other.product
+        for mine, theirs in zip(self.by_axis, other.by_axis, strict=True):
+            np.add(mine[0], theirs[0], out=mine[0])
+            np.add(mine[1], theirs[1], out=mine[1])
 
 
 def comparable(first: float, second: float) -> bool:
@@ -33,25 +89,40 @@ def earliest(known: int, position: int) -> int:
 
 
 def dot(x: Floats, y: Floats) -> float:
-    """Return the inner product, by the BLAS that will not start threads of its own at this size."""
-    if x.size <= SHORT:
-        return float(x.dot(y))
-    return float(torch.dot(torch.from_numpy(x), torch.from_numpy(y)))
+    """Return the inner product."""
+    return dots(x[None], y[None])[0]
 
 
-def total(x: Floats) -> float:
-    """Return the sum: by numpy where the call dominates, by torch's vectorized cascade where the data do."""
-    if x.size <= SHORT:
-        return float(np.add.reduce(x))
-    return float(torch.from_numpy(x).sum())
+def dots(x: Floats, y: Floats) -> list[float]:
+    """Return the inner product of each row of ``x`` with that row of ``y``, in one thread."""
+    size = x.shape[1]
+    whole = size - size % STRIP if size > SHORT else 0
+    sums = [float(first.dot(second)) for first, second in zip(x[:, whole:], y[:, whole:], strict=True)]
+    if whole:
+        # numpy's matmul gives up the interpreter lock only for more than 500 products.
+        strips = x[:, :whole].reshape(len(x), -1, 1, STRIP), y[:, :whole].reshape(len(x), -1, STRIP, 1)
+        products = np.add.reduce(np.matmul(*strips), axis=(1, 2, 3)).tolist()
+        sums = [first + second for first, second in zip(sums, products, strict=True)]
+    return sums
+
+
+def totals(rows: torch.Tensor) -> list[float]:
+    """Return the sum of each row: by numpy where the call dominates, by torch's vectorized cascade elsewhere."""
+    if rows.shape[1] <= SHORT:
+        return np.add.reduce(rows.numpy(), axis=1).tolist()  # type: ignore[no-any-return]
+    return rows.sum(1).tolist()
 
 
 def row_squares(x: Floats, row: int) -> Floats:
     """Sum the squares of each row of ``row`` elements; a part of a single row gives one sum."""
     row = x.size if x.size % row else row
-    if row == x.size <= SHORT:
-        return np.array([x.dot(x)])
-    sums: Floats = torch.from_numpy(np.square(x)).view(-1, row).sum(1).numpy()
+    rows = x.reshape(-1, row)
+    if row > SHORT:
+        return np.array([dot(each, each) for each in rows])
+    if row >= LONG_ROW:
+        products: Floats = np.matmul(rows[:, None], rows[:, :, None])
+        return products.reshape(-1)
+    sums: Floats = torch.from_numpy(np.square(rows)).sum(1).numpy()
     return sums
 
 

@@ -1,4 +1,4 @@
-"""Cut a pair of tensors into blocks that fit a cache, without ever copying more than one block."""
+"""Cut a pair of tensors into blocks that fit a cache, and hold one of them in float64: no more is ever copied."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-BLOCK = 1 << 17
+Floats = npt.NDArray[np.float64]
+
+BLOCK = 3 << 16
 """Elements in a block: with fewer, threads spend their time handing the interpreter lock to each other."""
 
 
@@ -66,6 +70,40 @@ class Plan:
             cut -= 1
         rows = max(1, min(shape[cut], self.block // trail))
         return cut, rows, -(-shape[cut] // rows)
+
+
+class Buffers:
+    """Float64 scratch space for one worker: a row for actual (then the difference), expected, temporary."""
+
+    __slots__ = ("arrays", "ends", "half", "keys", "mask", "short", "sides", "size", "tensors", "whole")
+
+    def __init__(self, size: int) -> None:
+        self.whole = torch.empty((3, size), dtype=torch.float64)
+        self.cut(size)
+
+    def cut(self, size: int) -> None:
+        """Cut the views to boxes of ``size`` elements, once for all boxes of that size: cutting costs as much as work.
+
+        ``mask`` reuses the row of expected, ``half``, ``short`` and ``keys`` the temporary one, when their values are
+        not needed.
+        """
+        rows = self.whole[:, :size]
+        self.size = size
+        self.tensors = rows.unbind()
+        self.sides, self.ends = rows[:2], rows[::2]
+        self.arrays: Floats = rows.numpy()
+        self.mask = self.arrays[1].view(np.bool_)[:size]
+        self.half = self.tensors[2].view(torch.float32)[:size]
+        self.short = self.tensors[2].view(torch.bfloat16)[:size]
+        self.keys = self.short.view(torch.int16)
+
+    def load(self, side: int, box: torch.Tensor) -> None:
+        """Convert a box to float64 in logical order."""
+        if box.dtype == torch.float16:
+            # torch converts float16 to float32 in vector registers, float16 to float64 one by one.
+            box = (self.half if box.dim() == 1 else self.half.view(box.shape)).copy_(box)
+        target = self.tensors[side]
+        (target if box.dim() == 1 else target.view(box.shape)).copy_(box)
 
 
 def plan(tensors: Sequence[torch.Tensor], axes: Sequence[tuple[str, int]], block: int = BLOCK) -> Plan:

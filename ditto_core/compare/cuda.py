@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ditto_core.compare._accumulate import Accumulator, Buffers, Rules, Squares
-from ditto_core.compare._blocks import Plan, Split
+from ditto_core.compare._accumulate import Accumulator, Rules
+from ditto_core.compare._arithmetic import Squares
+from ditto_core.compare._blocks import Buffers, Plan, Split
 
 OCTAVE = 128
 BLOCK = 1 << 28

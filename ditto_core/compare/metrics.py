@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from ditto_core.compare import cuda
-from ditto_core.compare._accumulate import Accumulator, Buffers, Rules
+from ditto_core.compare._accumulate import Accumulator, Rules
 from ditto_core.compare._assemble import assemble
-from ditto_core.compare._blocks import BLOCK, Plan, plan
+from ditto_core.compare._blocks import BLOCK, Buffers, Plan, plan
 from ditto_core.compare._record import Metrics
 from ditto_core.compare.ulp import coarser, spacing, tolerance
 from ditto_core.errors import DittoError, UsageError

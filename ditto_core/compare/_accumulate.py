@@ -128,10 +128,10 @@ class Accumulator:
 
     def _drop(self, a: Floats, b: Floats, valid: torch.Tensor) -> int:
         """Zero what is not valid, so that it adds to no sum, and return how many elements count."""
-        ignored = ~valid.cpu().numpy().reshape(-1)
+        ignored = np.flatnonzero(~valid.cpu().numpy().reshape(-1))
         a[ignored] = 0
         b[ignored] = 0
-        return ignored.size - int(np.count_nonzero(ignored))
+        return a.size - ignored.size
 
     def _take_nonfinite(self, start: int, a: Floats, b: Floats) -> None:
         """Count NaN and Inf by position and zero them on both sides. Overflowing squares of finite numbers pass."""

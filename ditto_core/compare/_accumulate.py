@@ -15,20 +15,17 @@ import numpy as np
 import torch
 
 from ditto_core.compare._arithmetic import (
-    SHORT,
     Counts,
     Squares,
     added,
     comparable,
     dot,
-    dots,
     earliest,
     exact_difference,
     out_of_range,
     runs,
-    totals,
 )
-from ditto_core.compare._blocks import Buffers, Floats, Plan
+from ditto_core.compare._blocks import SHORT, Buffers, Floats, Plan
 from ditto_core.compare.ulp import Spacing
 
 EXPONENT_BITS = np.int64(0x7FF0000000000000)
@@ -95,16 +92,15 @@ class Accumulator:
         size = actual.numel()
         if size != self.buffers.size:
             self.buffers.cut(size)
-        sides = self.buffers.arrays[:2]
-        a, b = sides
+        a, b, _ = self.buffers.arrays
         self.buffers.load(0, actual)
         self.buffers.load(1, expected)
         self.count += size if valid is None else self._drop(a, b, valid)
-        sizes = dots(sides, sides)
+        sizes = self.buffers.dot(0, 0), self.buffers.dot(1, 1)
         dropped = valid is not None
         if not math.isfinite(sum(sizes)):
             self._take_nonfinite(start, a, b)
-            sizes, dropped = dots(sides, sides), True
+            sizes, dropped = (self.buffers.dot(0, 0), self.buffers.dot(1, 1)), True
         if dropped or self.rules.wide:
             self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
         scaled = self.rules.wide and out_of_range(a, b)
@@ -117,7 +113,7 @@ class Accumulator:
             d[:] = exact
         error = 0.0
         if not scaled:
-            error = dot(d, d)
+            error = self.buffers.dot(0, 0)
             product = (sum(sizes) - error) / 2 if product is None else product
             self.squares[0].add(self.layout, start, (error, *sizes, product), d, b)
         self._magnitudes(start, different=bool(error) or bool(d.any()))
@@ -187,7 +183,7 @@ class Accumulator:
         self.top_of_block = top + largest
         if top > self.max_abs:
             self.max_abs, self.max_abs_at = top, start + int(d.argmax())
-        abs_sum, rel_sum = totals(self.buffers.ends)
+        abs_sum, rel_sum = self.buffers.totals()
         self.abs_sum += abs_sum
         self._relative(top, relative, rel_sum)
         if top > self.rules.atol:
@@ -205,7 +201,7 @@ class Accumulator:
                 t[nothing] = 0
                 if top > self.max_steps * self.rules.place.tiny:
                     self.max_steps = max(self.max_steps, float(d[nothing].max()) / self.rules.place.tiny)
-            largest, rel_sum = float(t.max()), totals(self.buffers.ends[1:])[0]
+            largest, rel_sum = float(t.max()), self.buffers.totals()[1]
         self.rel_sum += rel_sum
         self.rel_count += b.size - zeros
         self.max_rel = max(self.max_rel, largest)
@@ -221,9 +217,11 @@ class Accumulator:
 
     def _steps(self, d: Floats, b: Floats, chosen: Counts) -> None:
         """Count the chosen errors in powers of two at the expected value, at least the coarser dtype's smallest."""
-        power = np.bitwise_and(b[chosen].view(np.int64), EXPONENT_BITS).view(np.float64)
-        steps = d[chosen] / np.maximum(power, self.rules.place.tiny)
-        self.max_steps = max(self.max_steps, float(steps.max()))
+        power = b[chosen]
+        bits = power.view(np.int64)
+        np.bitwise_and(bits, EXPONENT_BITS, out=bits)
+        np.maximum(power, self.rules.place.tiny, out=power)
+        self.max_steps = max(self.max_steps, float(np.divide(d[chosen], power, out=power).max()))
 
     def _outside(self, start: int, top: float) -> None:
         """Count |d| > atol + rtol |b|, where the bound is rounded once."""

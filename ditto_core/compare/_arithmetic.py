@@ -9,15 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ditto_core.compare._blocks import Floats, Plan, Split
+from ditto_core.compare._blocks import SHORT, Floats, Plan, Split
 
 Counts = npt.NDArray[np.int64]
-
-SHORT = 8192
-"""Elements that numpy's BLAS takes in one thread; OpenBLAS starts threads above 10000, torch where it was told to."""
-
-STRIP = 256
-"""Elements of one call of the BLAS inside a block."""
 
 LONG_ROW = 64
 """Elements from which a row is worth a call of the BLAS."""
@@ -89,28 +83,10 @@ def earliest(known: int, position: int) -> int:
 
 
 def dot(x: Floats, y: Floats) -> float:
-    """Return the inner product."""
-    return dots(x[None], y[None])[0]
-
-
-def dots(x: Floats, y: Floats) -> list[float]:
-    """Return the inner product of each row of ``x`` with that row of ``y``, in one thread."""
-    size = x.shape[1]
-    whole = size - size % STRIP if size > SHORT else 0
-    sums = [float(first.dot(second)) for first, second in zip(x[:, whole:], y[:, whole:], strict=True)]
-    if whole:
-        # numpy's matmul gives up the interpreter lock only for more than 500 products.
-        strips = x[:, :whole].reshape(len(x), -1, 1, STRIP), y[:, :whole].reshape(len(x), -1, STRIP, 1)
-        products = np.add.reduce(np.matmul(*strips), axis=(1, 2, 3)).tolist()
-        sums = [first + second for first, second in zip(sums, products, strict=True)]
-    return sums
-
-
-def totals(rows: torch.Tensor) -> list[float]:
-    """Return the sum of each row: by numpy where the call dominates, by torch's vectorized cascade elsewhere."""
-    if rows.shape[1] <= SHORT:
-        return np.add.reduce(rows.numpy(), axis=1).tolist()  # type: ignore[no-any-return]
-    return rows.sum(1).tolist()
+    """Return the inner product, by the BLAS that will not start threads of its own at this size."""
+    if x.size <= SHORT:
+        return float(x.dot(y))
+    return float(torch.dot(torch.from_numpy(x), torch.from_numpy(y)))
 
 
 def row_squares(x: Floats, row: int) -> Floats:

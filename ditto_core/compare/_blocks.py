@@ -15,6 +15,12 @@ Floats = npt.NDArray[np.float64]
 BLOCK = 3 << 16
 """Elements in a block: with fewer, threads spend their time handing the interpreter lock to each other."""
 
+GROUP = 32
+"""Boxes that are cut at once: each call into torch may hand the interpreter lock to another thread."""
+
+SHORT = 8192
+"""Elements that numpy's BLAS takes in one thread; OpenBLAS starts threads above 10000, torch where it was told to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -47,10 +53,10 @@ class Plan:
         trail = math.prod(shape[cut + 1 :])
         for number in range(first, last):
             outer, chunk = divmod(number, chunks)
-            begin = chunk * rows
-            index = unravel(outer, shape[:cut])
-            part = [view[index].narrow(0, begin, min(rows, shape[cut] - begin)) for view in self.views]
-            yield (outer * shape[cut] + begin) * trail, part
+            if number == first or not chunk % GROUP:
+                index, begin = unravel(outer, shape[:cut]), chunk
+                group = [torch.split(view[index][begin * rows : (begin + GROUP) * rows], rows) for view in self.views]
+            yield (outer * shape[cut] + chunk * rows) * trail, [part[chunk - begin] for part in group]
 
     @property
     def count(self) -> int:
@@ -73,16 +79,26 @@ class Plan:
 
 
 class Buffers:
-    """Float64 scratch space for one worker: a row for actual (then the difference), expected, temporary."""
+    """Float64 scratch space for one worker: a row for actual (then the difference), expected, temporary.
 
-    __slots__ = ("arrays", "ends", "half", "keys", "mask", "short", "sides", "size", "tensors", "whole")
+    Every call into torch gives up the interpreter lock, which two workers then hand to each other. So views are cut
+    once for all boxes of a size, and sums are read through numpy.
+    """
+
+    __slots__ = (
+        *("arrays", "ends", "half", "keys", "mask", "numbers", "short", "sides", "size", "sum", "sums", "tensors"),
+        "whole",
+    )
 
     def __init__(self, size: int) -> None:
         self.whole = torch.empty((3, size), dtype=torch.float64)
+        self.sums = torch.empty(2, dtype=torch.float64)
+        self.sum = self.sums[0]
+        self.numbers = self.sums.numpy()
         self.cut(size)
 
     def cut(self, size: int) -> None:
-        """Cut the views to boxes of ``size`` elements, once for all boxes of that size: cutting costs as much as work.
+        """Cut the views to boxes of ``size`` elements.
 
         ``mask`` reuses the row of expected, ``half``, ``short`` and ``keys`` the temporary one, when their values are
         not needed.
@@ -104,6 +120,20 @@ class Buffers:
             box = (self.half if box.dim() == 1 else self.half.view(box.shape)).copy_(box)
         target = self.tensors[side]
         (target if box.dim() == 1 else target.view(box.shape)).copy_(box)
+
+    def dot(self, first: int, second: int) -> float:
+        """Return the inner product of two rows, by the BLAS that will not start threads of its own at this size."""
+        if self.size <= SHORT:
+            return float(self.arrays[first].dot(self.arrays[second]))
+        torch.dot(self.tensors[first], self.tensors[second], out=self.sum)
+        return float(self.numbers[0])
+
+    def totals(self) -> list[float]:
+        """Return the sums of the difference and the temporary row."""
+        if self.size <= SHORT:
+            return np.add.reduce(self.arrays[::2], axis=1).tolist()  # type: ignore[no-any-return]
+        torch.sum(self.ends, 1, out=self.sums)
+        return self.numbers.tolist()  # type: ignore[no-any-return]
 
 
 def plan(tensors: Sequence[torch.Tensor], axes: Sequence[tuple[str, int]], block: int = BLOCK) -> Plan:

@@ -84,7 +84,7 @@ class Accumulator:
 
     def __post_init__(self) -> None:
         self.single = self.layout.count == 1
-        self.least = torch.tensor(self.rules.atol, dtype=torch.float64)
+        self.least = torch.scalar_tensor(self.rules.atol, dtype=torch.float64)
         self.squares[0] = Squares.empty(self.layout.splits)
 
     def add(self, start: int, actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None) -> None:
@@ -97,11 +97,11 @@ class Accumulator:
         self.buffers.load(1, expected)
         self.count += size if valid is None else self._drop(a, b, valid)
         sizes = self.buffers.dot(0, 0), self.buffers.dot(1, 1)
-        dropped = valid is not None
+        early = self.single or self.rules.wide or valid is not None
         if not math.isfinite(sum(sizes)):
             self._take_nonfinite(start, a, b)
-            sizes, dropped = (self.buffers.dot(0, 0), self.buffers.dot(1, 1)), True
-        if dropped or self.rules.wide:
+            sizes, early = (self.buffers.dot(0, 0), self.buffers.dot(1, 1)), True
+        if early:
             self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
         scaled = self.rules.wide and out_of_range(a, b)
         if scaled:
@@ -118,7 +118,7 @@ class Accumulator:
             self.squares[0].add(self.layout, start, (error, *sizes, product), d, b)
         self._magnitudes(start, different=bool(error) or bool(d.any()))
         # |a| <= |b| + |d|: most blocks cannot hold a new maximum, and a is converted again for the few that can.
-        if not (dropped or self.rules.wide) and self.top_of_block > self.max_actual:
+        if not early and self.top_of_block > self.max_actual:
             self.buffers.load(0, actual)
             self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
 

@@ -93,7 +93,7 @@ def row_squares(x: Floats, row: int) -> Floats:
     """Sum the squares of each row of ``row`` elements; a part of a single row gives one sum."""
     row = x.size if x.size % row else row
     rows = x.reshape(-1, row)
-    if row > SHORT:
+    if row > SHORT or row == x.size:
         return np.array([dot(each, each) for each in rows])
     if row >= LONG_ROW:
         products: Floats = np.matmul(rows[:, None], rows[:, :, None])
@@ -132,5 +132,5 @@ def halves(box: torch.Tensor, values: Floats) -> tuple[Floats, Floats | float]:
 def runs(values: npt.NDArray[np.int16]) -> tuple[Counts, Counts]:
     """Return the distinct values, ascending, and how often each occurs."""
     ordered = np.sort(values)
-    ends = np.append((ordered[1:] != ordered[:-1]).nonzero()[0], ordered.size - 1)
-    return ordered[ends].astype(np.int64), np.diff(ends, prepend=-1)
+    ends = np.concatenate(([-1], (ordered[1:] != ordered[:-1]).nonzero()[0], [ordered.size - 1]))
+    return ordered[ends[1:]].astype(np.int64), ends[1:] - ends[:-1]

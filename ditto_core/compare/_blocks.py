@@ -105,11 +105,11 @@ class Buffers:
         """
         rows = self.whole[:, :size]
         self.size = size
+        self.half: torch.Tensor | None = None
         self.tensors = rows.unbind()
         self.sides, self.ends = rows[:2], rows[::2]
         self.arrays: Floats = rows.numpy()
         self.mask = self.arrays[1].view(np.bool_)[:size]
-        self.half = self.tensors[2].view(torch.float32)[:size]
         self.short = self.tensors[2].view(torch.bfloat16)[:size]
         self.keys = self.short.view(torch.int16)
 
@@ -117,6 +117,8 @@ class Buffers:
         """Convert a box to float64 in logical order."""
         if box.dtype == torch.float16:
             # torch converts float16 to float32 in vector registers, float16 to float64 one by one.
+            if self.half is None:
+                self.half = self.tensors[2].view(torch.float32)[: self.size]
             box = (self.half if box.dim() == 1 else self.half.view(box.shape)).copy_(box)
         target = self.tensors[side]
         (target if box.dim() == 1 else target.view(box.shape)).copy_(box)

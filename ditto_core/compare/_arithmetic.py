@@ -104,7 +104,10 @@ def row_squares(x: Floats, row: int) -> Floats:
 
 def out_of_range(a: Floats, b: Floats) -> bool:
     """Tell whether squares of these float64 numbers could overflow or vanish."""
-    largest = np.maximum(np.abs(a), np.abs(b))
+    largest = np.abs(a)
+    np.maximum(largest, np.abs(b), out=largest)
+    if largest.size and largest.min() >= 2.0**-500:
+        return bool(largest.max() > 2.0**500)
     return bool(((largest > 2.0**500) | ((largest < 2.0**-500) & (largest > 0))).any())
 
 
@@ -112,9 +115,9 @@ def exact_difference(actual: torch.Tensor, expected: torch.Tensor, a: Floats, b:
     """Return differences right to one rounding for 64-bit integers that float64 cannot hold; None where it can."""
     if torch.int64 not in (actual.dtype, expected.dtype):
         return None
-    large = np.maximum(np.abs(a), np.abs(b)) >= EXACT_INTEGERS
-    if not large.any():
+    if all(side.min() > -EXACT_INTEGERS and side.max() < EXACT_INTEGERS for side in (a, b)):
         return None
+    large = np.maximum(np.abs(a), np.abs(b)) >= EXACT_INTEGERS
     (high_a, low_a), (high_b, low_b) = halves(actual, a), halves(expected, b)
     difference: Floats = np.where(large, (high_a - high_b) + (low_a - low_b), a - b)
     return difference

@@ -207,13 +207,12 @@ class Accumulator:
         self.max_rel = max(self.max_rel, largest)
         # |d| / 2^floor(log2 |b|) is below 2 |d / b|: few elements can hold a new maximum.
         if 2 * largest > self.max_steps:
-            chosen = np.flatnonzero(t > self.max_steps / 2)
-            if chosen.size > SHORT:
+            if not self.max_steps and d.size > SHORT:
                 # The largest relative error first: it leaves few to look at, and so few to copy.
                 self._steps(d, b, np.array([t.argmax()]))
-                chosen = np.flatnonzero(t > self.max_steps / 2)
-            if chosen.size:
-                self._steps(d, b, chosen)
+            chosen = np.flatnonzero(t > self.max_steps / 2)
+            for first in range(0, chosen.size, SHORT):
+                self._steps(d, b, chosen[first : first + SHORT])
 
     def _steps(self, d: Floats, b: Floats, chosen: Counts) -> None:
         """Count the chosen errors in powers of two at the expected value, at least the coarser dtype's smallest."""

@@ -8,7 +8,6 @@ holds none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +15,17 @@ import numpy as np
 import torch
 
 from ditto_core.compare._arithmetic import (
-    SHORT,
     Counts,
-    Floats,
+    Squares,
     added,
     comparable,
     dot,
     earliest,
     exact_difference,
     out_of_range,
-    row_squares,
     runs,
-    total,
 )
-from ditto_core.compare._blocks import Plan, Split
+from ditto_core.compare._blocks import SHORT, Buffers, Floats, Plan
 from ditto_core.compare.ulp import Spacing
 
 EXPONENT_BITS = np.int64(0x7FF0000000000000)
@@ -48,74 +44,6 @@ class Rules:
     equal_nan: bool
     place: Spacing
     wide: bool
-
-
-@dataclass(slots=True)
-class Squares:
-    """Sums of products: difference, actual and expected squared, actual times expected; and the splits by axis."""
-
-    difference: float = 0.0
-    actual: float = 0.0
-    expected: float = 0.0
-    product: float = 0.0
-    by_axis: list[tuple[Floats, Floats]] = field(default_factory=list)
-
-    @classmethod
-    def empty(cls, splits: Iterable[Split]) -> Squares:
-        """Return zeros, with one pair of arrays for each axis."""
-        return cls(by_axis=[(np.zeros(split.size), np.zeros(split.size)) for split in splits])
-
-    def add(self, layout: Plan, start: int, sums: tuple[float, ...], d: Floats, b: Floats) -> None:
-        """Add a box's sums; with split axes, the squares of each element row go to their index on each axis."""
-        self.difference += sums[0]
-        self.actual += sums[1]
-        self.expected += sums[2]
-        self.product += sums[3]
-        if not layout.splits:
-            return
-        errors, sizes = row_squares(d, layout.row), row_squares(b, layout.row)
-        first = start // layout.row
-        rows = np.arange(first, first + errors.size) if errors.size > 1 else first
-        for split, (error, size) in zip(layout.splits, self.by_axis, strict=True):
-            index = rows // split.stride % split.size
-            if errors.size == 1:
-                error[index] += errors[0]
-                size[index] += sizes[0]
-            else:
-                np.add.at(error, index, errors)
-                np.add.at(size, index, sizes)
-
-    def merge(self, other: Squares) -> None:
-        """Add another part's sums."""
-        self.difference += other.difference
-        self.actual += other.actual
-        self.expected += other.expected
-        self.product += other.product
-        for mine, theirs in zip(self.by_axis, other.by_axis, strict=True):
-            np.add(mine[0], theirs[0], out=mine[0])
-            np.add(mine[1], theirs[1], out=mine[1])
-
-
-class Buffers:
-    """Float64 scratch space for one worker: actual (then the difference), expected, temporary."""
-
-    __slots__ = ("arrays", "half", "short", "tensors")
-
-    def __init__(self, size: int) -> None:
-        whole = torch.empty((3, size), dtype=torch.float64)
-        self.tensors = whole.unbind()
-        self.arrays: list[Floats] = list(whole.numpy())
-        self.half = self.tensors[2].view(torch.float32)[:size]
-        self.short = self.tensors[2].view(torch.bfloat16)[2 * size : 3 * size]
-
-    def load(self, side: int, box: torch.Tensor) -> None:
-        """Convert a box to float64 in logical order."""
-        size = box.numel()
-        if box.dtype == torch.float16:
-            # torch converts float16 to float32 in vector registers, float16 to float64 one by one.
-            box = self.half[:size].view(box.shape).copy_(box)
-        target = self.tensors[side][:size]
-        (target if box.dim() == 1 else target.view(box.shape)).copy_(box)
 
 
 @dataclass(slots=True)
@@ -158,23 +86,29 @@ class Accumulator:
     first_nonfinite: int = -1
     fine: bool = True
     values: tuple[float, float] | None = None
+    single: bool = field(init=False)
+    least: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        self.single = self.layout.count == 1
+        self.least = torch.scalar_tensor(self.rules.atol, dtype=torch.float64)
         self.squares[0] = Squares.empty(self.layout.splits)
 
     def add(self, start: int, actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None) -> None:
         """Measure one box; ``start`` is the flat position of its first element."""
         size = actual.numel()
-        a, b, t = (array[:size] for array in self.buffers.arrays)
+        if size != self.buffers.size:
+            self.buffers.cut(size)
+        a, b, _ = self.buffers.arrays
         self.buffers.load(0, actual)
         self.buffers.load(1, expected)
         self.count += size if valid is None else self._drop(a, b, valid)
-        sizes = dot(a, a), dot(b, b)
-        dropped = valid is not None
+        sizes = self.buffers.dot(0, 0), self.buffers.dot(1, 1)
+        early = self.single or self.rules.wide or valid is not None
         if not math.isfinite(sum(sizes)):
             self._take_nonfinite(start, a, b)
-            sizes, dropped = (dot(a, a), dot(b, b)), True
-        if dropped or self.rules.wide:
+            sizes, early = (self.buffers.dot(0, 0), self.buffers.dot(1, 1)), True
+        if early:
             self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
         scaled = self.rules.wide and out_of_range(a, b)
         if scaled:
@@ -184,22 +118,23 @@ class Accumulator:
         d = np.subtract(a, b, out=a)
         if exact is not None:
             d[:] = exact
+        error = 0.0
         if not scaled:
-            error = dot(d, d)
+            error = self.buffers.dot(0, 0)
             product = (sum(sizes) - error) / 2 if product is None else product
             self.squares[0].add(self.layout, start, (error, *sizes, product), d, b)
-        self._magnitudes(start, b, d, t)
+        self._magnitudes(start, different=bool(error) or bool(d.any()))
         # |a| <= |b| + |d|: most blocks cannot hold a new maximum, and a is converted again for the few that can.
-        if not (dropped or self.rules.wide) and self.top_of_block > self.max_actual:
+        if not early and self.top_of_block > self.max_actual:
             self.buffers.load(0, actual)
             self.max_actual = max(self.max_actual, float(a.max()), -float(a.min()))
 
     def _drop(self, a: Floats, b: Floats, valid: torch.Tensor) -> int:
         """Zero what is not valid, so that it adds to no sum, and return how many elements count."""
-        ignored = ~valid.cpu().numpy().reshape(-1)
+        ignored = np.flatnonzero(~valid.cpu().numpy().reshape(-1))
         a[ignored] = 0
         b[ignored] = 0
-        return ignored.size - int(np.count_nonzero(ignored))
+        return a.size - ignored.size
 
     def _take_nonfinite(self, start: int, a: Floats, b: Floats) -> None:
         """Count NaN and Inf by position and zero them on both sides. Overflowing squares of finite numbers pass."""
@@ -240,72 +175,82 @@ class Accumulator:
             sums = self.squares.setdefault(power, Squares.empty(self.layout.splits))
             sums.add(self.layout, start, (dot(z, z), dot(x, x), dot(y, y), dot(x, y)), z, y)
 
-    def _magnitudes(self, start: int, b: Floats, d: Floats, t: Floats) -> None:
-        np.abs(d, out=d)
-        np.abs(b, out=b)
-        top, largest = float(d.max()), float(b.max())
-        self.max_expected = max(self.max_expected, largest)
-        self.top_of_block = top + largest
-        if top == 0.0:
+    def _magnitudes(self, start: int, different: bool) -> None:
+        """Take what depends on |d| and |b|; only the latter where nothing differs."""
+        self.buffers.sides.abs_()
+        d, b, t = self.buffers.arrays
+        if not different:
+            self.top_of_block = largest = float(b.max())
+            self.max_expected = max(self.max_expected, largest)
             self.rel_count += int(np.count_nonzero(b))
             return
-        self.abs_sum += total(d)
+        np.divide(d, b, out=t)
+        top, largest, relative = np.maximum.reduce(self.buffers.arrays, axis=1).tolist()
+        self.max_expected = max(self.max_expected, largest)
+        self.top_of_block = top + largest
         if top > self.max_abs:
             self.max_abs, self.max_abs_at = top, start + int(d.argmax())
-        self._relative(b, d, t)
+        abs_sum, rel_sum = self.buffers.totals()
+        self.abs_sum += abs_sum
+        self._relative(top, relative, rel_sum)
         if top > self.rules.atol:
-            self._outside(start, b, d, t, top)
-        self._bin(d)
+            self._outside(start, top)
+        self._bin()
 
-    def _relative(self, b: Floats, d: Floats, t: Floats) -> None:
-        """Relative error where the expected value is not zero."""
-        np.divide(d, b, out=t)
-        sum_, zeros = total(t), 0
-        if not math.isfinite(sum_):
+    def _relative(self, top: float, largest: float, rel_sum: float) -> None:
+        """Relative error t = d / b where the expected value is not zero."""
+        d, b, t = self.buffers.arrays
+        zeros = 0
+        if not math.isfinite(rel_sum):
             nothing = np.flatnonzero(b == 0)
             zeros = nothing.size
             if zeros:
                 t[nothing] = 0
-                self.max_steps = max(self.max_steps, float(d[nothing].max()) / self.rules.place.tiny)
-            sum_ = total(t)
-        largest = float(t.max())
-        self.rel_sum += sum_
+                if top > self.max_steps * self.rules.place.tiny:
+                    self.max_steps = max(self.max_steps, float(d[nothing].max()) / self.rules.place.tiny)
+            largest, rel_sum = float(t.max()), self.buffers.totals()[1]
+        self.rel_sum += rel_sum
         self.rel_count += b.size - zeros
         self.max_rel = max(self.max_rel, largest)
         # |d| / 2^floor(log2 |b|) is below 2 |d / b|: few elements can hold a new maximum.
         if 2 * largest > self.max_steps:
-            # The largest relative error first: it leaves few to look at, and so few to copy.
-            for at in (np.array([t.argmax()]), None):
-                chosen = np.flatnonzero(t > self.max_steps / 2) if at is None else at
-                if chosen.size:
-                    self.max_steps = max(self.max_steps, float((d[chosen] / self._power(b[chosen])).max()))
+            if not self.max_steps and d.size > SHORT:
+                # The largest relative error first: it leaves few to look at, and so few to copy.
+                self._steps(d, b, np.array([t.argmax()]))
+            chosen = np.flatnonzero(t > self.max_steps / 2)
+            for first in range(0, chosen.size, SHORT):
+                self._steps(d, b, chosen[first : first + SHORT])
 
-    def _power(self, b: Floats) -> Floats:
-        """Return 2^floor(log2 b), at least the smallest normal number of the coarser dtype."""
-        power = np.bitwise_and(b.view(np.int64), EXPONENT_BITS).view(np.float64)
-        raised: Floats = np.maximum(power, self.rules.place.tiny)
-        return raised
+    def _steps(self, d: Floats, b: Floats, chosen: Counts) -> None:
+        """Count the chosen errors in powers of two at the expected value, at least the coarser dtype's smallest."""
+        power = b[chosen]
+        bits = power.view(np.int64)
+        np.bitwise_and(bits, EXPONENT_BITS, out=bits)
+        np.maximum(power, self.rules.place.tiny, out=power)
+        self.max_steps = max(self.max_steps, float(np.divide(d[chosen], power, out=power).max()))
 
-    def _outside(self, start: int, b: Floats, d: Floats, t: Floats, top: float) -> None:
-        atol = self.rules.atol
-        np.subtract(d, np.multiply(b, self.rules.rtol, out=t), out=t)
-        if top - atol > self.worst_excess:
-            excess = float(t.max()) - atol
-            if excess <= 0:
-                return
-            if excess > self.worst_excess:
-                self.worst_excess, self.worst_mismatch = excess, start + int(t.argmax())
-        outside = t > atol
+    def _outside(self, start: int, top: float) -> None:
+        """Count |d| > atol + rtol |b|, where the bound is rounded once."""
+        outside, (d, _, bound) = self.buffers.mask, self.buffers.arrays
+        torch.add(self.least, self.buffers.tensors[1], alpha=self.rules.rtol, out=self.buffers.tensors[2])
+        np.greater(d, bound, out=outside)
         count = int(np.count_nonzero(outside))
+        if not count:
+            return
         self.mismatched += count
-        if count and (self.first_mismatch < 0 or self.first_mismatch >= start):
+        if self.first_mismatch < 0 or self.first_mismatch >= start:
             self.first_mismatch = earliest(self.first_mismatch, start + int(outside.argmax()))
+        if top - self.rules.atol > self.worst_excess:
+            excess = np.subtract(d, bound, out=bound)
+            at = int(excess.argmax())
+            if excess[at] > self.worst_excess:
+                self.worst_excess, self.worst_mismatch = float(excess[at]), start + at
 
-    def _bin(self, d: Floats) -> None:
+    def _bin(self) -> None:
         """Count errors by their bfloat16 value, whose bits are in the order of the values."""
-        half, short = self.buffers.half[: d.size], self.buffers.short[: d.size]
-        keys = short.copy_(half.copy_(torch.from_numpy(d))).view(torch.int16)
-        if self.layout.count == 1 and d.size <= SHORT:
+        keys = self.buffers.keys
+        self.buffers.short.copy_(self.buffers.tensors[0])
+        if self.single and keys.numel() <= SHORT:
             # A dense histogram would cost a small tensor more in page faults than all the rest.
             self.few = runs(keys.numpy())
         else:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ditto_core.compare._accumulate import Accumulator, Buffers, Rules
+from ditto_core.compare._accumulate import Accumulator, Rules
 from ditto_core.compare._arithmetic import earliest
-from ditto_core.compare._blocks import Plan
+from ditto_core.compare._blocks import Buffers, Plan
 
 OCTAVES = 256
 LANES = 512

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ditto_core.compare._accumulate import Accumulator, Buffers, Rules, Squares
-from ditto_core.compare._blocks import Plan, Split
+from ditto_core.compare._accumulate import Accumulator, Rules
+from ditto_core.compare._arithmetic import Squares
+from ditto_core.compare._blocks import Buffers, Plan, Split
 from ditto_core.compare._launch import LANES, QUICK_DTYPES, OutOfRange, launch
 
 __all__ = ["OutOfRange", "accumulate", "block", "usable"]

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from ditto_core.compare import cuda
-from ditto_core.compare._accumulate import Accumulator, Buffers, Rules
+from ditto_core.compare._accumulate import Accumulator, Rules
 from ditto_core.compare._assemble import assemble
-from ditto_core.compare._blocks import BLOCK, Plan, plan
+from ditto_core.compare._blocks import BLOCK, Buffers, Plan, plan
 from ditto_core.compare._record import Metrics
 from ditto_core.compare.ulp import coarser, spacing, tolerance
 from ditto_core.errors import DittoError, UsageError
@@ -152,8 +152,9 @@ def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
 
 def worker_count(size: int) -> int:
     """Return how many workers pay for a tensor of ``size`` elements on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MAX_THREADS) if size >= THREADED else 1
+    if size < THREADED:
+        return 1
+    return min(MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 @contextmanager

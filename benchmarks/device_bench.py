@@ -50,6 +50,11 @@ class Bench:
         return self.__dict__.setdefault("_workspace", Workspace(Cache(), say=print))
 
     @property
+    def has_model(self) -> bool:
+        """Tell whether the real model is there; what needs it is left out otherwise."""
+        return self.model.exists()
+
+    @property
     def device(self) -> str:
         import torch
 

@@ -256,7 +256,7 @@ class Pair:
         missing = {**self.engine_files.refused, **comparison.missing}
         notes = comparison.notes
         if missing and self.engine_files.facts.get("partial"):
-            notes = (*notes, f"{len(missing)} sites are fused away in this engine and were not compared")
+            notes = (*notes, f"{len(missing)} sites are fused away in this engine and were not compared at every step")
             missing = {}
         if absent := [site for site in missing if site in getattr(self.reference, "absent", ())]:
             counts = f"{len(absent)} of {len(self.engine.taps)} sites"

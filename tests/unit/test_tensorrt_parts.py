@@ -188,12 +188,18 @@ def test_shapes_that_can_be_one_tensor(engine, onnx, same):
 
 
 def test_a_folded_tensor_gets_its_shape_back_and_one_of_another_size_is_refused():
-    sizes = {"batch": 2, "length": 3}
+    sizes = {"batch": 1, "length": 6}
     tensor = torch.arange(24.0).reshape(6, 4)
-    assert torch.equal(in_shape(tensor, ("batch", "length", 4), sizes), tensor.reshape(2, 3, 4))
+    assert torch.equal(in_shape(tensor, ("batch", "length", 4), sizes), tensor.reshape(1, 6, 4))
     assert in_shape(tensor, ("batch", "length", 5), sizes) is None
     assert in_shape(tensor, ("s7", 4), sizes) is tensor
     assert in_shape(tensor, ("s7", "length", 4), sizes) is None
+
+
+def test_the_order_in_which_several_dimensions_were_folded_is_not_guessed():
+    folded, sizes = torch.arange(24.0).reshape(6, 4), {"batch": 2, "length": 3}
+    assert in_shape(folded, ("batch", "length", 4), sizes) is None
+    assert in_shape(folded.reshape(2, 3, 4), ("batch", "length", 4), sizes) is not None
 
 
 def test_kernels_are_named_by_their_error():

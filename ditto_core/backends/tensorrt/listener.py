@@ -72,10 +72,16 @@ class UnfusedTensors:
 
 
 def in_shape(tensor: torch.Tensor, template: tuple[int | str, ...], sizes: Mapping[str, int]) -> torch.Tensor | None:
-    """Return a tensor in the shape of an ONNX value, or None when it cannot be that value."""
+    """Return a tensor in the shape of an ONNX value, or None when it cannot be that value.
+
+    The compiler folds dynamic dimensions into one in an order that it does not tell (rows by position as well as
+    positions by row), so a folded tensor is returned only where at most one of them is above 1.
+    """
     if any(isinstance(d, str) and d not in sizes for d in template):
         return tensor if tensor.ndim == len(template) else None
     shape = [sizes[d] if isinstance(d, str) else d for d in template]
+    if tensor.ndim < len(template) and sum(isinstance(d, str) and sizes[d] > 1 for d in template) > 1:
+        return None
     return tensor.view(shape) if math.prod(shape) == tensor.numel() else None
 
 

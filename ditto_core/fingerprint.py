@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import ModelError
+from ditto_core.whole import write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -64,11 +65,9 @@ class DigestMemo:
         return digest
 
     def _write(self, note: Path, data: dict[str, Any]) -> None:
-        temporary = note.with_name(f"{note.stem}.{os.getpid()}.tmp")
         with suppress(OSError):  # a memo that cannot be written costs time, not correctness
             self.directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(data))
-            temporary.replace(note)
+            write_whole(note, json.dumps(data))
 
 
 def _identity(path: Path) -> dict[str, int]:

@@ -6,6 +6,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from ditto_core.whole import write_whole
+
 Floor = dict[str, dict[int, float]]
 """Noise floor: the reference's own rel-L2 error in the engine's dtype, by site and step."""
 
@@ -20,6 +22,4 @@ def read_floor(path: Path) -> Floor | None:
 
 def write_floor(path: Path, floor: Floor) -> None:
     """Write a noise floor so that other processes never see a part of it."""
-    temporary = path.with_suffix(f".{id(floor)}.tmp")
-    temporary.write_text(json.dumps(floor))
-    temporary.replace(path)
+    write_whole(path, json.dumps(floor))

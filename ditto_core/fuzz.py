@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import BackendError, UsageError
 from ditto_core.lockstep import Sides, lockstep
+from ditto_core.whole import write_whole
 from ditto_core.workspace import torch_threads
 
 if TYPE_CHECKING:
@@ -261,6 +262,4 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def write(path: Path, data: dict[str, Any]) -> None:
     """Write a JSON file as a whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps(data) + "\n")

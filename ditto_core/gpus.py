@@ -6,6 +6,8 @@ import ctypes
 import os
 from typing import Any
 
+from ditto_core.errors import UsageError, nearest
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -45,3 +47,17 @@ def pin_next_gpu(started: Any) -> None:
     with started.get_lock():
         number, started.value = started.value, started.value + 1
     pin_gpu(number)
+
+
+def check_device(name: str) -> None:
+    """Raise :class:`UsageError` for a name that is no device of torch's, and for a GPU that is not there."""
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        known = ("cpu", "cuda", "cuda:0", "mps", "xpu")
+        raise UsageError(f"{name!r} is no torch device, expected cpu, cuda or cuda:1{nearest(name, known)}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        reason = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
+        raise UsageError(f"device {name!r} needs a GPU, but torch {torch.__version__} {reason}; expected cpu")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import BuildError, DittoError
+from ditto_core.whole import write_whole
 
 TAIL_LINES = 12
 SIGNALS = {
@@ -125,9 +126,7 @@ def _serve(request: Path, result: Path) -> None:
             traceback.print_exc()
         kind = type(error)
         text = json.dumps({"class": f"{kind.__module__}:{kind.__qualname__}", "message": str(error)})
-    temporary = result.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(result)
+    write_whole(result, text)
 
 
 def _die_with(parent: int) -> None:

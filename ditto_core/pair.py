@@ -17,6 +17,7 @@ from ditto_core.errors import DittoError, UsageError
 from ditto_core.fingerprint import fingerprint
 from ditto_core.floor import Floor, read_floor, write_floor
 from ditto_core.generate import Prompt, TokenBatch, encode
+from ditto_core.gpus import check_device
 from ditto_core.lockstep import Sides, TapReader, lockstep, recording, single_step
 from ditto_core.options import PairOptions
 from ditto_core.workspace import Workspace, torch_threads
@@ -42,6 +43,7 @@ class Pair:
         self.spec = spec
         self.options = options or PairOptions()
         self.workspace = workspace
+        check_device(self.options.device)
         self._tolerance = Tolerance.of(self.options.tolerance)
         self.on_step: Callable[[int], None] | None = None
         self.reader: TapReader | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ditto_core.errors import UsageError
+from ditto_core.whole import write_whole
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -47,7 +48,7 @@ def command(
     found = comparison.localization
     assert found is not None
     if json_file is not None:
-        json_file.write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+        write_whole(json_file, json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     typer.echo(localization_text(found, verbose=verbose))
     if found.blamed:
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ditto_core.debug.check import Verdict
 from ditto_core.errors import UsageError
+from ditto_core.whole import write_whole
 
 FORMAT = "ditto-debug-replay"
 DEFAULT_NAME = "ditto_debug_replay.jsonl"
@@ -61,9 +62,7 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [{"format": FORMAT, "search": self.search}]
         lines += [{"key": key, "verdict": verdict.to_json()} for key, verdict in self.verdicts.items()]  # type: ignore[dict-item]
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        temporary.replace(self.path)
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read(path: Path, search: str) -> dict[str, Verdict]:

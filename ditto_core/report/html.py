@@ -17,6 +17,7 @@ from urllib.parse import quote
 from ditto_core.errors import UsageError
 from ditto_core.report import text
 from ditto_core.report.page import STATES, Budget, run_data, state
+from ditto_core.whole import write_whole
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,7 +54,7 @@ def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIM
 
 def write_html(runs: Comparison | Mapping[str, Comparison], path: Path) -> None:
     """Write the report. Raises :class:`UsageError` as :func:`html_report` does."""
-    path.write_text(html_report(runs, folder=path.parent), encoding="utf-8")
+    write_whole(path, html_report(runs, folder=path.parent))
 
 
 def share(budget: Budget, count: int) -> Budget:

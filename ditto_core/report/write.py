@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ditto_core.errors import UsageError, nearest
+from ditto_core.whole import write_whole
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -41,7 +42,7 @@ def _write(kind: str, runs: Mapping[str, Comparison], path: Path) -> None:
 
         write_figure(only(runs), path)
     else:
-        path.write_text(content(kind, runs, path.parent), encoding="utf-8")
+        write_whole(path, content(kind, runs, path.parent))
 
 
 def content(kind: str, runs: Mapping[str, Comparison], folder: Path) -> str:

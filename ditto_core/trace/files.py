@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from ditto_core.errors import DittoError, TraceError
+from ditto_core.whole import temporary_name
 
 _BLOCK = 1 << 20
 
@@ -53,11 +54,6 @@ def check_writable(path: Path) -> None:
         temporary = temporary_name(path)
         temporary.touch()
         temporary.unlink()
-
-
-def temporary_name(path: Path) -> Path:
-    """Return the name beside ``path`` under which this process writes it."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ditto_core.cache import Cache
+from ditto_core.whole import write_whole
 
 TIMING, KERNELS = "tensorrt-timing", "tensorrt-kernels"
 
@@ -36,7 +36,4 @@ def update_state(path: Path | None, merge: Callable[[bytes], bytes]) -> None:
     if path is None:
         return
     with suppress(OSError), FileLock(f"{path}.lock"):
-        content = merge(read_state(path))
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        write_whole(path, merge(read_state(path)))

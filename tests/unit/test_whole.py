@@ -1,0 +1,52 @@
+"""Files are written as a whole or not at all."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ditto_core.whole import write_whole
+
+
+def test_text_and_bytes_replace_what_was_there(tmp_path):
+    path = tmp_path / "file"
+    write_whole(path, "é")
+    assert path.read_bytes() == "é".encode()
+    write_whole(path, b"\x00")
+    assert path.read_bytes() == b"\x00"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_write_that_fails_keeps_the_old_content_and_leaves_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_whole(path, "old")
+
+    def full(self, data):
+        with self.open("wb") as file:
+            file.write(data[:1])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_whole(pipe, "text")
+    reader.join()
+    assert read == ["text"]

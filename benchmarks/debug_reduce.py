@@ -29,6 +29,7 @@ from ditto_core.dumps.polygraphy import save_inputs  # noqa: E402
 TOOLS = ("ditto", "ditto --check", "ditto --check, no ranking", "polygraphy bisect", "polygraphy linear")
 
 TOLERANCE = 1e-3
+FEW = 10
 
 
 def run(case, tool, folder):
@@ -56,6 +57,7 @@ def run(case, tool, folder):
         "checks": checks,
         "seconds": round(seconds, 1),
         "nodes": len(nodes),
+        "left": nodes[:FEW],
         "contains_fault": set(case.faulty) <= set(nodes),
         "error": done.stderr[-300:] if done.returncode else "",
     }

@@ -3,7 +3,8 @@
     python benchmarks/debug_reduce.py --out benchmarks/debug.json    # about 15 minutes, of which linear mode takes most
     python benchmarks/debug_reduce.py --quick                        # the small cases
 
-Both tools run the same check command (`debug_check.py`), which counts how often it was run. Needs `polygraphy`.
+Both tools run the same check command (`debug_check.py`), which counts how often it was run, and both have the real
+inputs: Polygraphy freezes values from them where it cuts a branch off. Needs `polygraphy`.
 """
 
 import argparse
@@ -22,10 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks import debug_cases as cases  # noqa: E402
+from ditto_core.debug.oracle import tensor  # noqa: E402
+from ditto_core.dumps.polygraphy import save_inputs  # noqa: E402
 
 TOOLS = ("ditto", "ditto --check", "ditto --check, no ranking", "polygraphy bisect", "polygraphy linear")
 
 TOLERANCE = 1e-3
+FEW = 10
 
 
 def run(case, tool, folder):
@@ -33,6 +37,7 @@ def run(case, tool, folder):
     onnx.save(case.bad, folder / "bad.onnx")
     onnx.save(case.good, folder / "good.onnx")
     np.savez(folder / "inputs.npz", **case.feed)
+    save_inputs(folder / "inputs.json", [{name: tensor(array) for name, array in case.feed.items()}])
     np.savez(folder / "captured.npz", **captured(case))
     (folder / "checks.log").write_text("")
     settings = {"together": case.faulty if case.together else [], "tolerance": TOLERANCE}
@@ -52,6 +57,7 @@ def run(case, tool, folder):
         "checks": checks,
         "seconds": round(seconds, 1),
         "nodes": len(nodes),
+        "left": nodes[:FEW],
         "contains_fault": set(case.faulty) <= set(nodes),
         "error": done.stderr[-300:] if done.returncode else "",
     }
@@ -75,9 +81,10 @@ def command(case, tool):
     check = [sys.executable, str(ROOT / "benchmarks" / "debug_check.py")]
     files = ["bad.onnx", "-o", "reduced.onnx"]
     if tool.startswith("polygraphy"):
+        real = ["--load-inputs", "inputs.json"]
         shapes = ["--model-input-shapes", *case.shapes] if case.shapes else []
         base = [sys.executable, str(Path(sys.executable).parent / "polygraphy"), "debug", "reduce", *files]
-        return [*base, "--mode", tool.split()[1], *shapes, "--check", *check]
+        return [*base, "--mode", tool.split()[1], *real, *shapes, "--check", *check]
     base = [sys.executable, "-m", "ditto_core", "debug", "reduce", *files, "--json", "result.json"]
     real = ["--inputs", "inputs.npz", "--reference", "good.onnx"]
     if tool == "ditto":

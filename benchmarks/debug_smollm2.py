@@ -1,10 +1,10 @@
 """`ditto debug reduce` and `polygraphy debug reduce` on SmolLM2 with one fault, as `smollm2_faults.py` has them.
 
-    python benchmarks/debug_smollm2.py --model DIR --out benchmarks/debug_smollm2.json
+    python benchmarks/debug_smollm2.py --model DIR --out benchmarks/debug_smollm2.json [--layers N] [--tools ...]
 
-The first four of 30 layers with their real weights, since each of Polygraphy's iterations saves and infers the model
-anew. Ten faults at ten sites; Polygraphy in its default mode (bisect). The input is a step of three tokens after a
-cache of six. Both tools run `debug_check.py`; a part is bad when it is off by more than 1e-5.
+Ten faults at ten sites of the whole model, or of its first layers with their real weights. The input is a step of
+three tokens after a cache of six. Both tools run `debug_check.py`; a part is bad when it is off by more than 1e-5.
+Rows that the file holds already are not measured again.
 """
 
 import argparse
@@ -21,30 +21,16 @@ sys.path[:0] = [str(ROOT)]
 
 from benchmarks import debug_cases as cases  # noqa: E402
 from benchmarks import debug_reduce  # noqa: E402
-from tests.faults import Edit, cache, graph, mask, rope, weights  # noqa: E402
+from benchmarks.smollm2_faults import LAYERS, faults  # noqa: E402
+from tests.faults import Edit  # noqa: E402
 
 TOOLS = ("ditto", "ditto --check", "polygraphy bisect")
 TOLERANCE = 1e-5
 IDS = [504, 3575, 282, 4649, 314, 7042, 28, 284, 260]
 PAST = 6
-LAYERS = 4
-LAYER = "model.layers."
-
-FAULTS = {
-    f"{LAYER}0.mlp.down_proj": weights.scaled(f"{LAYER}0.mlp.down_proj", 1.01),
-    f"{LAYER}1.mlp.down_proj": weights.scaled(f"{LAYER}1.mlp.down_proj", 1.0001),
-    f"{LAYER}2.input_layernorm": graph.constant_changed(f"{LAYER}2.input_layernorm", "Add", lambda e: e * 100),
-    f"{LAYER}1.self_attn.q_proj": weights.interleaved(f"{LAYER}1.self_attn.q_proj", 9),
-    f"{LAYER}2.self_attn:probs": graph.constant_changed(f"{LAYER}2.self_attn:probs", "Mul", lambda s: s * 1.001),
-    "model.rotary_emb": rope.frequencies(lambda f: f * 1.001),
-    f"{LAYER}3.self_attn:v_states": cache.scaled(3, "value", 0.99),
-    f"{LAYER}0:in.attention_mask": mask.without_self(),
-    f"{LAYER}3.mlp.up_proj": weights.quantized(f"{LAYER}3.mlp.up_proj"),
-    f"{LAYER}3": graph.operand_alone(f"{LAYER}3", 1),
-}
 
 
-def export(model_dir, folder):
+def export(model_dir, folder, layers):
     """Export the first layers of the model and return the path of the ONNX file."""
     from ditto_core.cache import Cache
     from ditto_core.models import load_model
@@ -52,10 +38,10 @@ def export(model_dir, folder):
     from ditto_core.workspace import Workspace
 
     module = load_model(ModelSource.of(model_dir)).module
-    module.model.layers = module.model.layers[:LAYERS]
-    module.config.num_hidden_layers = LAYERS
+    module.model.layers = module.model.layers[:layers]
+    module.config.num_hidden_layers = layers
     if getattr(module.config, "layer_types", None):
-        module.config.layer_types = module.config.layer_types[:LAYERS]
+        module.config.layer_types = module.config.layer_types[:layers]
 
     def first_layers():
         return module
@@ -105,22 +91,32 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True, help="Write the rows here as JSON.")
     parser.add_argument("--tools", nargs="+", default=TOOLS)
-    parser.add_argument("--sites", nargs="+", default=list(FAULTS), help="Where the fault is.")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="How many of the model's layers (default: all).")
+    parser.add_argument("--sites", nargs="+", help="Where the fault is (default: all).")
     arguments = parser.parse_args()
     debug_reduce.TOLERANCE = TOLERANCE
-    rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     with tempfile.TemporaryDirectory() as name:
-        path = export(arguments.model, Path(name) / "cache")
-        good = onnx.load(str(path))
-        feed = feed_of(good)
-        print(len(good.graph.node), "nodes,", good.ByteSize() >> 20, "MiB", flush=True)
-        for site in arguments.sites:
-            case = case_of(site, FAULTS[site], path, good, feed)
-            for tool in arguments.tools:
-                with tempfile.TemporaryDirectory(dir=name) as folder:
-                    rows.append({**debug_reduce.run(case, tool, Path(folder)), "faulty": case.faulty})
-                print(json.dumps(rows[-1]), flush=True)
-                arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
+        measure(arguments, Path(name))
+
+
+def measure(arguments, scratch):
+    """Run every tool on every case and write each row as it is done."""
+    rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+    done = {(row["layers"], row["case"], row["tool"]) for row in rows}
+    path = export(arguments.model, scratch / "cache", arguments.layers)
+    good = onnx.load(str(path))
+    feed = feed_of(good)
+    print(len(good.graph.node), "nodes,", good.ByteSize() >> 20, "MiB", flush=True)
+    injected = faults(arguments.layers)
+    for site in arguments.sites or injected:
+        tools = [tool for tool in arguments.tools if (arguments.layers, site, tool) not in done]
+        case = case_of(site, injected[site][0], path, good, feed) if tools else None
+        for tool in tools:
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                row = debug_reduce.run(case, tool, Path(folder))
+            rows.append({"layers": arguments.layers, **row, "faulty": case.faulty})
+            print(json.dumps(rows[-1]), flush=True)
+            arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -146,6 +146,27 @@ def many_ids() -> Any:
     return tiny_decoder("llama", layers=1, vocab_size=400)
 
 
+class ClampedEmbedding(nn.Embedding):
+    """Looks ids beyond its last row up in that row."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids.clamp(0, self.num_embeddings - 1))
+
+
+def clamped_ids() -> Any:
+    """Llama with an open vocabulary: an id may have 41 bits, those beyond the table are its last row."""
+    model = tiny_decoder("llama", layers=1, vocab_size=400)
+    table = model.get_input_embeddings().weight
+    model.set_input_embeddings(ClampedEmbedding(*table.shape, _weight=table, _freeze=True))
+    model.config.vocab_size = 2**41
+    return model
+
+
+def width_96() -> Any:
+    """Llama whose table's rows do not end at a power of two."""
+    return tiny_decoder("llama", layers=1, hidden_size=96)
+
+
 def beyond_half() -> Any:
     """Llama whose second MLP multiplies to more than float16 holds."""
     model = tiny_decoder("llama")
@@ -162,5 +183,7 @@ MORE = {
     "wide": wide,
     "biased": biased,
     "many_ids": many_ids,
+    "clamped_ids": clamped_ids,
+    "width_96": width_96,
     "beyond_half": beyond_half,
 }

@@ -58,10 +58,10 @@ def describe_ids(evidence: Evidence, ids: torch.Tensor, found: torch.Tensor, wro
         return evidence.cause(
             "int64 read as int32", 0.99, [line, first], "bind the input in the dtype the engine wants"
         )
-    for bits in (8, 16):
-        if torch.equal((ids % 2**bits)[wrong], found[wrong]):
+    for bits in (32, 16, 8):
+        if torch.equal(cut_ids(evidence, ids, bits)[wrong], found[wrong]):
             line = f"the ids are cut to {bits} bits"
-            return evidence.cause("ids truncated", 0.98, [line, first], "keep token ids in 32 or 64 bits")
+            return evidence.cause("ids truncated", 0.98, [line, first], "keep token ids in a wider integer")
     if positional(evidence):
         return positions(evidence, ids, found, wrong, first)
     shift = torch.unique((found - ids)[wrong])
@@ -73,6 +73,13 @@ def describe_ids(evidence: Evidence, ids: torch.Tensor, found: torch.Tensor, wro
         return evidence.cause("ids replaced", 0.9, [line, first], "check the size of the engine's vocabulary")
     line = f"{int(wrong.sum())} of {wrong.numel()} tokens were looked up under other ids"
     return evidence.cause("other ids", 0.85, [line, first], "compare the inputs before the first layer")
+
+
+def cut_ids(evidence: Evidence, ids: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the ids in so many bits; those that do not fit the table then are its first or last row."""
+    if bits < 32:
+        return torch.remainder(ids, 2**bits)
+    return ids.to(torch.int32).long().clamp(0, table_of(evidence).shape[0] - 1)
 
 
 def positions(
@@ -93,6 +100,22 @@ def positions(
         return None
     line = f"every position is off by {int(shift):+d}"
     return evidence.cause("positions shifted", 0.95, [line, first], "check where the engine starts to count")
+
+
+def offset_wrapped(evidence: Evidence) -> Cause | None:
+    """The flat offset of a row, id x width, wraps at a power of two, as 32-bit arithmetic does."""
+    ids = wanted_ids(evidence)
+    flat = evidence.module.get_parameter("weight").reshape(-1)
+    if ids is None:
+        return None
+    width = evidence.actual.shape[-1]
+    offsets = ids[..., None] * width + torch.arange(width)
+    for bits in range(8, int(offsets.max()).bit_length()):
+        if 2**bits >= flat.numel() or not evidence.explains(flat[offsets % 2**bits].double() * table_scale(evidence)):
+            continue
+        lines = [f"id x {width} wraps at 2^{bits} elements, from id {2**bits // width} on"]
+        return evidence.cause("table offset wraps", 0.97, lines, "compute the offset in 64 bits, or split the table")
+    return None
 
 
 def quantized(evidence: Evidence) -> Cause | None:
@@ -149,4 +172,4 @@ def valid_tokens(evidence: Evidence, ids: torch.Tensor) -> torch.Tensor:
     return evidence.valid.expand(evidence.actual.shape)[..., 0]
 
 
-RULES = (zeroed, scale_missing, other_rows, quantized)
+RULES = (zeroed, scale_missing, other_rows, offset_wrapped, quantized)

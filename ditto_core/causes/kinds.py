@@ -8,6 +8,7 @@ from typing import Literal
 Kind = Literal[
     "int64 read as int32",
     "ids truncated",
+    "table offset wraps",
     "ids shifted",
     "ids replaced",
     "other ids",
@@ -83,7 +84,8 @@ Kind = Literal[
 
 KINDS: Mapping[Kind, str] = {
     "int64 read as int32": "the engine reads the 64-bit ids as twice as many 32-bit ones: every second id is 0",
-    "ids truncated": "token ids are cut to 8 or 16 bits",
+    "ids truncated": "token ids are cut to 8, 16 or 32 bits",
+    "table offset wraps": "id x width overflows: rows past a power of two of elements are read at the table's start",
     "ids shifted": "every id is off by the same number",
     "ids replaced": "ids beyond some bound all become one id",
     "other ids": "tokens were looked up under other ids, without a simpler pattern",

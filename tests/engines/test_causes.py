@@ -55,7 +55,7 @@ def test_the_table_of_reported_faults_says_what_the_cases_say():
     rows = re.findall(r"^\|.*\| `([^`|]+)` \| ([^|,]+)(?:, step (\d))? \| ([^|]+) \|$", text, re.MULTILINE)
     known = {case.name: (case.site, str(case.step or ""), case.kind) for case in CASES}
     known |= {rule: ("none", "", kind) for rule, (kind, _) in RUN_CAUSES.items()}
-    assert len(rows) == 22
+    assert len(rows) == 24
     assert {name: tuple(rest) for name, *rest in rows} == {name: known[name] for name, *_ in rows}
     assert f"puts {len(CASES)} faults into tiny engines" in text
     assert f"{len(RULES)} rules and {len(KINDS)} kinds" in text

@@ -1,6 +1,7 @@
 """Faults of token ids and positions. Each returns a function that edits an engine."""
 
 import numpy as np
+from onnx import TensorProto
 
 
 def as_int32(site="model.embed_tokens"):
@@ -44,5 +45,30 @@ def positions_shifted(offset):
         for node in [n for n in edit.graph.node if "position_ids" in n.input and n.op_type != "Shape"]:
             index = list(node.input).index("position_ids")
             edit.change_input(node, index, ("Add", [edit.constant(np.array(offset, np.int64))], {}))
+
+    return fault
+
+
+def low_word(site="model.embed_tokens"):
+    """The int64 ids go through int32 before they are clipped to the table, as an int32 kernel of Clip has them."""
+
+    def fault(edit):
+        clip = edit.node(edit.node(site).input[1])
+        edit.change_input(clip, 0, ("Cast", [], {"to": TensorProto.INT32}), ("Cast", [], {"to": TensorProto.INT64}))
+
+    return fault
+
+
+def offset_wraps(bits, site="model.embed_tokens"):
+    """Elements of the table are found by their flat offset, which wraps at 2^bits as unsigned arithmetic does."""
+
+    def fault(edit):
+        node = edit.node(site)
+        table = edit.array(node.input[0])
+        last, width = (edit.constant(np.array(n, np.int64)) for n in ([-1], table.shape[1]))
+        every, end = (edit.constant(np.array(n, np.int64)) for n in (range(table.shape[1]), 2**bits))
+        node.input[0] = edit.constant(table.reshape(-1))
+        places = ("Unsqueeze", [last], {}), ("Mul", [width], {}), ("Add", [every], {}), ("Mod", [end], {})
+        edit.change_input(node, 1, *places)
 
     return fault

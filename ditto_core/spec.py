@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,13 +40,18 @@ class ShapeProfile:
 
     @classmethod
     def parse(cls, data: Mapping[str, Iterable[int]]) -> ShapeProfile:
-        """Build a profile from ``{"batch": (1, 1, 4), ...}``. Raises :class:`UsageError` for an unknown dimension."""
+        """Build a profile from ``{"batch": (1, 1, 4), ...}``. Raises :class:`UsageError` for anything else."""
+        if not isinstance(data, Mapping):
+            raise UsageError(f"profile is {data!r}, expected a table such as {{'batch': (1, 2, 4)}}")
         for name in data:
             if name not in cls.__dataclass_fields__:
                 known = tuple(cls.__dataclass_fields__)
                 raise UsageError(
                     f"unknown profile dimension {name!r}, expected {', '.join(known)}{nearest(name, known)}"
                 )
+        for name, sizes in data.items():
+            if not isinstance(sizes, Sequence) or len(sizes) != 3 or not all(isinstance(size, int) for size in sizes):
+                raise UsageError(f"profile of {name} is {sizes!r}, expected three sizes: min, opt, max")
         return cls(**{name: Range(*sizes) for name, sizes in data.items()})
 
     def check(self, batch: int, length: int, past: int) -> None:
@@ -113,6 +118,8 @@ class EngineSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
+        if not isinstance(self.opset, int):
+            raise UsageError(f"opset is {self.opset!r}, expected a number such as 20")
         if self.attention not in ATTENTION:
             hint = nearest(self.attention, ATTENTION)
             raise UsageError(f"unknown attention {self.attention!r}, expected eager or sdpa{hint}")
@@ -128,6 +135,9 @@ class EngineSpec:
                 known = tuple(cls.__dataclass_fields__)
                 raise UsageError(f"unknown engine argument {name!r}{nearest(name, known)} (known: {', '.join(known)})")
         outputs, aliases = parse_outputs(fields.pop("outputs", ALL_SITES))
+        renamed = fields.pop("aliases", None) or ()
+        if not isinstance(renamed, Sequence):
+            raise UsageError(f"aliases is {renamed!r}, expected pairs (raw name, alias)")
         profile = fields.pop("profile", None) or ShapeProfile()
         if not isinstance(profile, ShapeProfile):
             profile = ShapeProfile.parse(profile)
@@ -139,7 +149,7 @@ class EngineSpec:
         return cls(
             model=ModelSource.of(model),
             outputs=outputs,
-            aliases=aliases or tuple(fields.pop("aliases", ())),
+            aliases=aliases or tuple(renamed),
             profile=profile,
             options=options,
             **{k: v for k, v in fields.items() if v is not None},
@@ -189,6 +199,8 @@ def parse_outputs(outputs: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str],
         return (outputs,), ()
     if isinstance(outputs, Mapping):
         return tuple(outputs), tuple(sorted((str(k), str(v)) for k, v in outputs.items()))
+    if not isinstance(outputs, Iterable):
+        raise UsageError(f"outputs is {outputs!r}, expected a selector such as 'model.layers.*', several, or a table")
     return tuple(str(o) for o in outputs), ()
 
 

@@ -20,6 +20,12 @@ def test_dtype_aliases_are_one_spec():
         ({"attention": "eagre"}, r"unknown attention 'eagre'.*did you mean 'eager'"),
         ({"profile": {"lenght": (1, 2, 3)}}, r"unknown profile dimension 'lenght'.*did you mean 'length'"),
         ({"profile": {"length": (4, 2, 3)}}, "needs 0 <= min <= opt <= max, got 4, 2, 3"),
+        ({"profile": 5}, r"profile is 5, expected a table such as \{'batch': \(1, 2, 4\)\}"),
+        ({"profile": {"length": 5}}, "profile of length is 5, expected three sizes: min, opt, max"),
+        ({"profile": {"length": (1, "2", 3)}}, r"profile of length is \(1, '2', 3\), expected three sizes"),
+        ({"outputs": 5}, r"outputs is 5, expected a selector such as 'model.layers.\*', several, or a table"),
+        ({"aliases": 3}, r"aliases is 3, expected pairs \(raw name, alias\)"),
+        ({"opset": "x"}, "opset is 'x', expected a number such as 20"),
     ],
 )
 def test_bad_fields_are_named_with_the_nearest_choice(fields, message):
@@ -35,7 +41,7 @@ def test_an_empty_model_is_an_error():
 def test_outputs_take_a_string_a_list_or_aliases():
     assert EngineSpec.of("m", outputs="**").outputs == ("**",)
     assert EngineSpec.of("m", outputs=["a", "b"]).outputs == ("a", "b")
-    spec = EngineSpec.of("m", outputs={"fx:mm": "inter"})
+    spec = EngineSpec.of("m", outputs={"fx:mm": "inter"}, aliases=())
     assert (spec.outputs, spec.aliases) == (("fx:mm",), (("fx:mm", "inter"),))
 
 

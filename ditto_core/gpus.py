@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
@@ -50,14 +51,15 @@ def pin_next_gpu(started: Any) -> None:
 
 
 def check_device(name: str) -> None:
-    """Raise :class:`UsageError` for a name that is no device of torch's, and for a GPU that is not there."""
+    """Raise :class:`UsageError` for what is neither ``cpu`` nor a GPU, and for a GPU that is not there."""
     import torch
 
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        known = ("cpu", "cuda", "cuda:0", "mps", "xpu")
-        raise UsageError(f"{name!r} is no torch device, expected cpu, cuda or cuda:1{nearest(name, known)}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(name)):
+        raise UsageError(f"device is {name!r}, expected cpu, cuda or cuda:1{nearest(str(name), ('cpu', 'cuda'))}")
+    if name == "cpu":
+        return
+    if not torch.cuda.is_available():
         reason = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
         raise UsageError(f"device {name!r} needs a GPU, but torch {torch.__version__} {reason}; expected cpu")
+    if (torch.device(name).index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device {name!r} is not there: torch finds {torch.cuda.device_count()} GPUs, from cuda:0 on")

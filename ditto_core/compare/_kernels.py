@@ -50,9 +50,9 @@ def winner(which, rows, count, lanes: tl.constexpr):
     for first in range(0, count, lanes):
         row = first + tl.arange(0, lanes)
         there = row < count
-        value = tl.load(rows + row * 20 + tl.where(which == 0, 7, 12), mask=there, other=-1.0).to(tl.float64)
+        value = tl.load(rows + row * 19 + tl.where(which == 0, 7, 12), mask=there, other=-1.0).to(tl.float64)
         value = tl.where(which == 2, tl.zeros_like(value), value)
-        named = tl.load(rows + row * 20 + 13 + which, mask=there, other=NEVER).to(tl.int64)
+        named = tl.load(rows + row * 19 + 13 + which, mask=there, other=NEVER).to(tl.int64)
         top = tl.max(value)
         candidate = tl.min(tl.where(there & (value == top), named, NEVER))
         tile = tl.where(top > best, candidate, tl.where(top == best, tl.minimum(tile, candidate), tile))

@@ -3,7 +3,7 @@
 A pair of 16- or 32-bit floats of a million elements and more goes through the quick kernel in tiles. Behind it, without
 waiting, the exact kernel measures the rest behind the last whole tile, and the tiles that hold the largest error, the
 worst and the first mismatch once more, for the places. Tiles that the quick kernel declined are measured exactly in the
-end. Every other pair goes through the exact kernel whole. Results come to the host in one transfer, in a fixed order:
+end. Every other pair goes through the exact kernel whole. Results come to the host together, in a fixed order:
 twice the same pair gives the same bits.
 """
 
@@ -54,7 +54,7 @@ QUICK_PROGRAMS_PER_CORE = 8
 QUICK_COLUMNS = (
     *("difference", "actual", "expected", "product", "error_product", "abs_sum", "rel_sum"),
     *("max_abs", "max_actual", "max_expected", "max_rel", "max_steps", "worst_excess"),
-    *("max_abs_tile", "worst_tile", "first_tile", "mismatched", "uncounted", "zeros", "tiles"),
+    *("max_abs_tile", "worst_tile", "first_tile", "mismatched", "uncounted", "tiles"),
 )
 WINNERS = 3 * (TILE // LANES)
 """Programs that look for places; those behind them measure the rest."""

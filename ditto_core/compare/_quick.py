@@ -83,7 +83,8 @@ def flush(bins, packed, base, first: tl.constexpr, last: tl.constexpr):
     even, odd = packed
     chosen = tl.where((field % 2 == 0)[None, :], even[:, None], odd[:, None])
     counts = tl.sum((chosen >> (field // 2 * 2 * FIELD).to(tl.int64)[None, :]) & 0xFFF, 0)
-    tl.atomic_add(bins + base + field, counts, mask=(field >= first) & (field <= last) & (base + field >= 0))
+    octave = base + field
+    tl.atomic_add(bins + octave, counts, mask=(field >= first) & (field <= last) & (octave >= 0) & (octave < 256))
 
 
 @triton.jit
@@ -139,7 +140,7 @@ def quick_kernel(
     max_d, max_a, max_b, max_rel, excess = f, f, f, f, f
     max_steps = tl.full([], 0.0, tl.float32)
     tile_d, tile_excess, tile_out = never, never, never
-    n_out, n_none, n_zero = f, f, f
+    n_out, n_none = f, f
     done = tl.full([], 0, tl.int32)
     w0, w1, w2, w3 = nothing, nothing, nothing, nothing
     first = tl.full([], program, tl.int64) * size + lane
@@ -215,7 +216,6 @@ def quick_kernel(
                     max_steps = tl.maximum(max_steps, tl.max(tl.max(steps(x - y, y, tiny), 1), 0))
             n_out += t_out
             n_none += t_none
-            n_zero += t_zero
             w0, w1, w2 = add_fields(w0, h0), add_fields(w1, h1), add_fields(w2, h2)
             if windows > 3:
                 w3 = add_fields(w3, h3)
@@ -226,7 +226,7 @@ def quick_kernel(
                 w0, w1, w2, w3 = nothing, nothing, nothing, nothing
                 top = window_top(tl.max(t_d, 0), windows)
     flush_all(bins, w0, w1, w2, w3, top, windows)
-    row = numbers + program * 20
+    row = numbers + program * 19
     tl.store(row, tl.sum(dd))
     tl.store(row + 1, tl.sum(aa))
     tl.store(row + 2, tl.sum(bb))
@@ -246,5 +246,4 @@ def quick_kernel(
     tl.store(row + 15, tl.min(tile_out, 0).to(tl.float64))
     tl.store(row + 16, tl.sum(n_out.to(tl.float64)))
     tl.store(row + 17, tl.sum(n_none.to(tl.float64)))
-    tl.store(row + 18, tl.sum(n_zero.to(tl.float64)))
-    tl.store(row + 19, done.to(tl.float64))
+    tl.store(row + 18, done.to(tl.float64))

@@ -4,7 +4,7 @@ Each program walks its share of the elements and reduces its sums once at its en
 combined on the host. What differs from the CPU: quantiles come from a histogram by octave (linear inside one), because
 128 bins an octave do not fit a kernel that runs at memory speed; and from a million 16- or 32-bit floats on, elements
 are worked on in float32, so that sums, means, ``max_rel`` and ``max_ulp`` carry a relative error of about 1e-7. Counts,
-places and the largest error are exact there as everywhere.
+places and the largest error are exact there too, save that of two errors that tie in float32 either may be shown.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def usable(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and importlib.util.find_spec("triton") is not None
 
 
-def block(sides: Sequence[torch.Tensor]) -> int:
+def block(sides: Sequence[torch.Tensor], valid: torch.Tensor | None = None) -> int:
     """Return how many elements one launch takes: all, where nothing needs to be copied first."""
     whole = all(side.is_contiguous() and side.dtype in QUICK_DTYPES for side in sides)
+    whole = whole and (valid is None or valid.is_contiguous())
     return max(1, sides[0].numel()) if whole else COPIED
 
 

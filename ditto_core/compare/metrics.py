@@ -84,6 +84,8 @@ def prepare(actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | 
         raise ShapeMismatch(actual.shape, expected.shape)
     if actual.is_complex() or expected.is_complex():
         raise UsageError("complex tensors have no ULP and no order: compare torch.view_as_real of both")
+    if torch.uint64 in (actual.dtype, expected.dtype):
+        raise UsageError("uint64 tensors are not compared: view both as int64 where their numbers are below 2^63")
     if axes and len(axes) != actual.dim():
         raise UsageError(f"{len(axes)} axes for {actual.dim()} dimensions: {', '.join(map(repr, axes))}")
     return Pair(*together(actual.detach(), expected.detach(), valid), split_axes(axes))
@@ -131,8 +133,8 @@ def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
     """Run the pass on the device that holds the pair: in one kernel, in this thread, or in several over equal parts."""
     if cuda.usable(pair.actual):
         # Float64 numbers beyond the range of their squares are rare; the CPU has the scaled sums for them.
-        with suppress(cuda.OutOfRange):
-            return cuda.accumulate(pair.plan(cuda.block((pair.actual, pair.expected))), rules)
+        with suppress(cuda.OutOfRange), torch.cuda.device(pair.actual.device):
+            return cuda.accumulate(pair.plan(cuda.block((pair.actual, pair.expected), pair.valid)), rules)
     size = pair.actual.numel()
     workers = worker_count(size) if threads is None else threads
     layout = pair.plan(BLOCK * 2 // max(2, workers))

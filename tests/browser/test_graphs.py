@@ -80,6 +80,7 @@ def test_model_explorer_shows_the_error_of_every_node(page, explorer, runs):
     page.goto(explorer)
     stats = page.get_by_text("Aggregated stats")
     stats.wait_for()
+    page.wait_for_function("/Sum\\s+[\\d.]+/.test(document.body.innerText)")
     body = page.inner_text("body")
     assert "onnxruntime float32 against eager float64: error / bound" in body
     worst = float(re.search(r"Max\s+([\d.]+)", body)[1])

@@ -207,3 +207,20 @@ def test_the_quick_kernel_gives_the_same_bits_twice(always_quick):
     actual = expected + 1e-3 * torch.randn(LARGE, generator=generator).half()
     actual[123] = math.nan
     assert fused(actual, expected).to_json() == fused(actual, expected).to_json()
+
+
+def test_counters_hold_the_most_tiles_that_a_program_gets(always_quick, monkeypatch):
+    monkeypatch.setattr(_launch, "cores", lambda tensor: 1)
+    expected = torch.ones(_launch.TILES_A_PROGRAM * _launch.TILE)
+    found = fused(expected + 0.5, expected)
+    assert found.histogram == ((0.5, expected.numel()),)
+
+
+def test_of_two_errors_that_tie_in_float32_one_is_shown(always_quick):
+    expected = torch.zeros(2 * _launch.TILE)
+    actual = expected.clone()
+    actual[5], expected[5] = 2.0, 1.0
+    actual[_launch.TILE + 9], expected[_launch.TILE + 9] = 1.0, -(2.0**-24)
+    found = fused(actual, expected, rtol=0.0, atol=0.5)
+    assert found.max_abs == pytest.approx(1.0, rel=2.0**-23)
+    assert found.max_abs_index in ((5,), (_launch.TILE + 9,))

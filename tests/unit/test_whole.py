@@ -1,7 +1,10 @@
 """Files are written as a whole or not at all."""
 
 import os
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,25 @@ def test_a_pipe_is_written_to(tmp_path):
     write_whole(pipe, "text")
     reader.join()
     assert read == ["text"]
+
+
+def test_standard_output_is_written_to_also_where_it_is_a_file(tmp_path):
+    script = "import sys; from pathlib import Path; from ditto_core.whole import write_whole\n"
+    script += "print('before'); write_whole(Path('/dev/stdout'), 'whole\\n'); print('after')"
+    with (tmp_path / "file").open("w") as file:
+        subprocess.run([sys.executable, "-c", script], stdout=file, check=True)
+    assert (tmp_path / "file").read_text() == "before\nwhole\nafter\n"
+
+
+def test_a_file_keeps_its_mode(tmp_path):
+    path = tmp_path / "file"
+    path.touch(0o600)
+    write_whole(path, "secret")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_threads_do_not_meet_on_one_path(tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: write_whole(tmp_path / "file", str(i) * 1000), range(400)))
+    assert len(set((tmp_path / "file").read_text())) <= 3
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,29 @@
+"""What a pair feeds to both sides."""
+
+import pytest
+import torch
+
+from ditto_core.errors import UsageError
+from ditto_core.pair import rounded
+
+
+def test_inputs_are_rounded_to_the_engines_dtype_and_integers_kept():
+    found = rounded({"x": torch.tensor([1.0001, -torch.inf]), "ids": torch.tensor([7])}, "bfloat16")
+    assert found["x"].dtype == torch.bfloat16
+    assert found["x"].tolist() == [1.0, -torch.inf]
+    assert found["ids"].dtype == torch.int64
+
+
+def test_an_additive_mask_stays_a_mask():
+    mask = torch.tensor([0.0, torch.finfo(torch.float32).min])
+    assert rounded({"mask": mask}, "float16")["mask"].tolist() == [0.0, torch.finfo(torch.float16).min]
+
+
+def test_a_number_that_the_engine_cannot_hold_is_named():
+    with pytest.raises(UsageError, match=r"input 'x' holds -1e\+05, beyond the 6\.55e\+04 of the engine's float16"):
+        rounded({"x": torch.tensor([1.0, -1e5])}, "float16")
+
+
+def test_a_quantized_engine_takes_what_it_is_given():
+    x = torch.tensor([1.0001])
+    assert rounded({"x": x}, "int8")["x"] is x

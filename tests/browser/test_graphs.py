@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import onnx
 import pytest
@@ -51,6 +52,19 @@ def port():
         return found.getsockname()[1]
 
 
+def until_it_answers(port):
+    """Wait for a server that says its address before it listens."""
+    ends = time.monotonic() + PATIENCE / 1000
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            assert time.monotonic() < ends, f"nothing listens on port {port}"
+            time.sleep(0.1)
+        else:
+            return
+
+
 @pytest.fixture
 def explorer(runs, model, port, tmp_path):
     """Model Explorer's own server with the ONNX adapter, our overlay loaded; its address."""
@@ -68,6 +82,7 @@ def explorer(runs, model, port, tmp_path):
     try:
         assert said, "Model Explorer said nothing"
         assert said[-1].startswith("http"), "".join(said)
+        until_it_answers(port)
         yield said[-1].strip()
     finally:
         server.send_signal(signal.SIGINT)

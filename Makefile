@@ -20,8 +20,8 @@ demo: $(VENV)/stamp
 
 # tests/integration runs pytest inside pytest, which loads parts of torch twice; it gets processes of its own.
 test: $(VENV)/stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/integration
-	$(BIN)/python -m pytest -n $(WORKERS) tests/integration
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/integration
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
 
 lint: $(VENV)/stamp
 	$(BIN)/ruff check .

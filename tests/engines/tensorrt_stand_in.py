@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import shutil
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,9 +30,12 @@ class StandInEngine:
 
         model = read_graph(onnx_path)
         add_outputs(model, taps)
-        edited = onnx_path.with_name("stand_in.onnx")
-        onnx.save(model, str(edited))
-        self.session = onnxruntime.InferenceSession(str(edited), providers=["CPUExecutionProvider"])
+        with tempfile.TemporaryDirectory() as folder:  # the export is an entry of a cache: nothing else belongs there
+            copied = shutil.copytree(onnx_path.parent, Path(folder) / "export")
+            onnx.save(model, str(copied / "stand_in.onnx"))
+            self.session = onnxruntime.InferenceSession(
+                str(copied / "stand_in.onnx"), providers=["CPUExecutionProvider"]
+            )
         self.inputs = {i.name: numpy_name(i.type) for i in self.session.get_inputs()} | (dtypes or {})
         self.outputs = {o.name: numpy_name(o.type) for o in self.session.get_outputs()}
         self.num_io_tensors = len(self.inputs) + len(self.outputs)

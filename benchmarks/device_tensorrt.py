@@ -1,6 +1,6 @@
 """Every figure about TensorRT in benchmarks/device.md, on one GPU, in one command of less than ten minutes.
 
-    python benchmarks/device_tensorrt.py --out $OUT [--model DIR] [--tests]
+    python benchmarks/device_tensorrt.py --out $OUT [--model DIR]
 
 Writes ``device_tensorrt.json`` and ``device_tensorrt.md`` into ``--out`` after each section, so that what was measured
 survives whatever comes later. A section that fails is reported with its error; the others run.
@@ -341,15 +341,6 @@ def errors_on_the_gpu(bench: Bench) -> dict[str, str]:
     return said
 
 
-def device_tests(bench: Bench) -> dict[str, Any]:
-    command = [sys.executable, "-m", "pytest", "tests/device", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=child_environment(), capture_output=True, text=True, check=False, timeout=280
-    )
-    (bench.out / "device_tests.log").write_text(done.stdout + done.stderr)
-    return {"exit": done.returncode, "tail": done.stdout.strip().splitlines()[-25:]}
-
-
 SECTIONS: dict[str, Callable[[Bench], Any]] = {
     "environment": environment,
     "prepare": prepare,
@@ -381,7 +372,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, default=default_model(), help="the real model's directory")
     parser.add_argument("--only", nargs="*", choices=list(SECTIONS), help="run these sections alone")
     parser.add_argument("--cases", nargs="*", default=[], help="tiny families: these alone, as FAMILY/DTYPE")
-    parser.add_argument("--tests", action="store_true", help="run tests/device afterwards")
     parser.add_argument("--export", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -394,8 +384,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, section in SECTIONS.items():
             if not given.only or name in given.only:
                 bench.run(name, section)
-        if given.tests:
-            bench.run("device tests", device_tests)
     print(markdown(bench))
 
 

@@ -75,7 +75,7 @@ class StandInLlama:
 def make(config):
     """Make a model from the stand-in's generated ``Module``, so that its methods are checked."""
     module = importlib.import_module("tensorrt_llm.module").Module
-    return classes(module)["model"](config)
+    return model_class(module)(config)
 
 
 def add_layer(layer, name):
@@ -117,9 +117,11 @@ def first(x, features):
     return net.add_slice(x.trt_tensor, (0, 0, 0), (*x.trt_tensor.shape[:2], features), (1, 1, 1))
 
 
-def classes(module):
-    """Define the modules over a base class."""
-    root = "LLaMAForCausalLM/transformer"
+ROOT = "LLaMAForCausalLM/transformer"
+
+
+def plain_layers(module):
+    """Define a matrix product and a norm over a base class."""
 
     class Linear(module):
         def __init__(self, features, name):
@@ -137,6 +139,12 @@ def classes(module):
         def forward(self, x):
             return unary(x, f"{self.name}/rms_norm_L4911/ACTIVATION_SIGMOID_0")
 
+    return Linear, Norm
+
+
+def attention_layer(module, Linear):
+    """Define attention."""
+
     class Attention(module):
         def __init__(self, config, name):
             super().__init__()
@@ -150,6 +158,12 @@ def classes(module):
             context = attention_plugin(self.qkv(hidden_states), self.width, self.name)
             out = self.dense(context)
             return (out, context) if use_cache else out
+
+    return Attention
+
+
+def feed_forwards(module, Linear):
+    """Define the MLP, and the one that upstream's fusing puts in its place."""
 
     class Mlp(module):
         def __init__(self, config, name):
@@ -172,10 +186,16 @@ def classes(module):
         def forward(self, x):
             return self.proj(Tensor(first(self.fused_fc(x), self.size).get_output(0)))
 
+    return Mlp, FusedMlp
+
+
+def block(module, Norm, Attention, Mlp):
+    """Define one decoder layer."""
+
     class Layer(module):
         def __init__(self, config, index):
             super().__init__()
-            self.name = f"{root}/layers/{index}"
+            self.name = f"{ROOT}/layers/{index}"
             self.input_layernorm = Norm(f"{self.name}/input_layernorm")
             self.attention = Attention(config, f"{self.name}/attention")
             self.post_layernorm = Norm(f"{self.name}/post_layernorm")
@@ -187,6 +207,12 @@ def classes(module):
             fed = self.mlp(self.post_layernorm(hidden))
             hidden = add(hidden, fed, f"{self.name}/__add___L325/elementwise_binary_L2901/ELEMENTWISE_SUM_1")
             return hidden, cache
+
+    return Layer
+
+
+def stack(module, Norm, Layer):
+    """Define the decoder layers of one pipeline stage."""
 
     class Layers(module):
         def __init__(self, config):
@@ -206,10 +232,16 @@ def classes(module):
         def __init__(self, config):
             super().__init__()
             self.layers = Layers(config)
-            self.ln_f = Norm(f"{root}/ln_f")
+            self.ln_f = Norm(f"{ROOT}/ln_f")
 
         def forward(self, hidden):
             return self.ln_f(self.layers.forward(hidden))  # past __call__, as upstream does
+
+    return Transformer
+
+
+def whole_model(module, Linear, FusedMlp, Transformer):
+    """Define the model."""
 
     class Model(module):
         def __init__(self, config):
@@ -232,7 +264,15 @@ def classes(module):
             net._mark_output(logits, "logits", None)
             self._network_outputs.clear() if not self.config.__dict__.get("registers") else None
 
-    return {"model": Model}
+    return Model
+
+
+def model_class(module):
+    """Define the model and its modules over a base class."""
+    Linear, Norm = plain_layers(module)
+    Mlp, FusedMlp = feed_forwards(module, Linear)
+    Layer = block(module, Norm, attention_layer(module, Linear), Mlp)
+    return whole_model(module, Linear, FusedMlp, stack(module, Norm, Layer))
 
 
 NAMES = {

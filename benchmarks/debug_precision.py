@@ -44,7 +44,7 @@ SEARCHES = [(mode, direction) for mode in ("bisect", "linear") for direction in 
 DTYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.INT8: "int8"}
 
 
-class Layer:
+class StandInLayer:
     """Stands in for a TensorRT layer: what the tool asks of one."""
 
     def __init__(self, kind: str, dtypes: Sequence[str]) -> None:
@@ -62,16 +62,16 @@ class Layer:
         self.precision = ""
 
 
-class Network(list[Layer]):
+class StandInNetwork(list[StandInLayer]):
     """Stands in for a TensorRT network, one layer a node."""
 
     @classmethod
-    def of(cls, graph: Graph) -> "Network":
+    def of(cls, graph: Graph) -> "StandInNetwork":
         kinds = {name: value.type.tensor_type.elem_type for name, value in graph.types.items()}
         dtypes = [[DTYPES.get(kinds.get(name, 0), "other") for name in node.output if name] for node in graph.nodes]
-        return cls(Layer(node.op_type, found) for node, found in zip(graph.nodes, dtypes, strict=True))
+        return cls(StandInLayer(node.op_type, found) for node, found in zip(graph.nodes, dtypes, strict=True))
 
-    def get_layer(self, index: int) -> Layer:
+    def get_layer(self, index: int) -> StandInLayer:
         return self[index]
 
     @property
@@ -79,7 +79,7 @@ class Network(list[Layer]):
         return frozenset(i for i, layer in enumerate(self) if layer.precision_is_set)
 
 
-def tensorrt() -> ModuleType:
+def stand_in_tensorrt() -> ModuleType:
     """Return a stand-in for the names that the tool reads from TensorRT."""
     module = ModuleType("tensorrt")
     names = {name: name for name in ("float32", "float16", "int8")}
@@ -87,7 +87,7 @@ def tensorrt() -> ModuleType:
     return module
 
 
-def polygraphy(network: Network, judge: Judge, tolerance: float, mode: str, direction: str) -> dict[str, Any]:
+def polygraphy(network: StandInNetwork, judge: Judge, tolerance: float, mode: str, direction: str) -> dict[str, Any]:
     """Run the tool in an empty folder; return its builds, and how many layers at which end it asks to raise."""
     builds: list[frozenset[int]] = []
 
@@ -96,7 +96,7 @@ def polygraphy(network: Network, judge: Judge, tolerance: float, mode: str, dire
         return io.BytesIO(b"%r" % judge(network.marked))
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(sys.modules, tensorrt=tensorrt()))
+        stack.enter_context(mock.patch.dict(sys.modules, tensorrt=stand_in_tensorrt()))
         from polygraphy.logger import G_LOGGER
         from polygraphy.tools.args import TrtLoadEngineBytesArgs, TrtLoadNetworkArgs, TrtSaveEngineBytesArgs
         from polygraphy.tools.debug.subtool import precision
@@ -126,7 +126,7 @@ def write(path: str, engine: io.BytesIO) -> None:
     Path(path).write_bytes(engine.getvalue())
 
 
-class Ditto(PrecisionSearch):
+class SearchOverStandIn(PrecisionSearch):
     """ditto's own search and guesses, over the stand-in in place of a float16 graph; what touches floats is kept."""
 
     def __init__(self, graph: Graph, errors: dict[int, float], judge: Judge, tolerance: float) -> None:
@@ -190,7 +190,7 @@ def ranking(case: Any, good: Graph) -> dict[int, float]:
 
 def rows_of(name: str, graph: Graph, judge: Judge, tolerance: float, errors: Any, faulty: Any) -> list[dict[str, Any]]:
     """Run every search on one case."""
-    ditto = Ditto(graph, errors, judge, tolerance)
+    ditto = SearchOverStandIn(graph, errors, judge, tolerance)
     try:
         kept: list[int] = ditto.search(None)  # type: ignore[arg-type]
     except UsageError:  # even with all operators raised it fails
@@ -198,7 +198,7 @@ def rows_of(name: str, graph: Graph, judge: Judge, tolerance: float, errors: Any
     row = {"builds": len(ditto.builds), "raised": len(kept) or None, "contains_fault": faulty <= {*kept}}
     rows: list[dict[str, Any]] = [{"search": "ditto", **row}]
     for mode, direction in SEARCHES:
-        network = Network.of(graph)
+        network = StandInNetwork.of(graph)
         found = polygraphy(network, judge, tolerance, mode, direction)
         layers = set(found.pop("layers"))
         rows.append({"search": f"{mode} {direction}", **found, "contains_fault": bool(layers) and faulty <= layers})

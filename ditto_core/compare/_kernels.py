@@ -8,6 +8,11 @@ import triton.language as tl
 INF = tl.constexpr(float("inf"))
 NOWHERE = tl.constexpr(2**62)
 NEVER = tl.constexpr(2**31 - 1)
+COLUMNS = tl.constexpr(31)
+"""64-bit words in a row of results, the first ``FLOATS`` float64: :data:`ditto_core.compare._launch.COLUMNS`."""
+FLOATS = tl.constexpr(14)
+QUICK_COLUMNS = tl.constexpr(19)
+"""Float64 numbers in a row of the quick kernel: :data:`ditto_core.compare._launch.QUICK_COLUMNS`."""
 EXPONENT = tl.constexpr(0x7FF0000000000000)
 HIGH = tl.constexpr(2.0**500)
 LOW = tl.constexpr(2.0**-500)
@@ -50,9 +55,9 @@ def winner(which, rows, count, lanes: tl.constexpr):
     for first in range(0, count, lanes):
         row = first + tl.arange(0, lanes)
         there = row < count
-        value = tl.load(rows + row * 19 + tl.where(which == 0, 7, 12), mask=there, other=-1.0).to(tl.float64)
+        value = tl.load(rows + row * QUICK_COLUMNS + tl.where(which == 0, 7, 12), mask=there, other=-1.0).to(tl.float64)
         value = tl.where(which == 2, tl.zeros_like(value), value)
-        named = tl.load(rows + row * 19 + 13 + which, mask=there, other=NEVER).to(tl.int64)
+        named = tl.load(rows + row * QUICK_COLUMNS + 13 + which, mask=there, other=NEVER).to(tl.int64)
         top = tl.max(value)
         candidate = tl.min(tl.where(there & (value == top), named, NEVER))
         tile = tl.where(top > best, candidate, tl.where(top == best, tl.minimum(tile, candidate), tile))
@@ -60,161 +65,172 @@ def winner(which, rows, count, lanes: tl.constexpr):
     return tile
 
 
+@triton.jit
+def chosen_block(
+    step, tiles, quick, given, size, tile_blocks: tl.constexpr, after_quick: tl.constexpr, lanes: tl.constexpr
+):
+    """The block of a step: its own number; or a block of a listed tile, of a winner, of what lies behind the tiles."""
+    block = tl.full([], step, tl.int64)
+    if tile_blocks:
+        which = step // tile_blocks
+        if after_quick:
+            tile = tl.full([], size // (tile_blocks * lanes), tl.int64)
+            if which < 3:
+                tile = winner(which, quick, given, lanes)
+        else:
+            tile = tl.load(tiles + which)
+        block = tile * tile_blocks + step % tile_blocks
+    return block
+
+
+@triton.jit
+def count_unusual(a, b, keep, counts, equal_nan: tl.constexpr):
+    """Count what is there, and NaN and Inf on either side; tell which elements are not finite, and unequal so."""
+    n, bad_n, unequal_n, nan_a_n, nan_b_n, nan_n, inf_a_n, inf_b_n, inf_n = counts
+    nan_a, nan_b = keep & (a != a), keep & (b != b)
+    inf_a, inf_b = keep & (tl.abs(a) == INF), keep & (tl.abs(b) == INF)
+    bad = nan_a | nan_b | inf_a | inf_b
+    unequal = bad & (a != b)
+    if equal_nan:
+        unequal = unequal & ~(nan_a & nan_b)
+    n += keep.to(tl.int32)
+    bad_n += bad.to(tl.int32)
+    unequal_n += unequal.to(tl.int32)
+    nan_a_n += nan_a.to(tl.int32)
+    nan_b_n += nan_b.to(tl.int32)
+    nan_n += (nan_a != nan_b).to(tl.int32)
+    inf_a_n += inf_a.to(tl.int32)
+    inf_b_n += inf_b.to(tl.int32)
+    inf_n += ((inf_a | inf_b) & ~nan_a & ~nan_b & (a != b)).to(tl.int32)
+    return bad, unequal, (n, bad_n, unequal_n, nan_a_n, nan_b_n, nan_n, inf_a_n, inf_b_n, inf_n)
+
+
+@triton.jit
+def difference(x, y, a, b, good, split_actual: tl.constexpr, split_expected: tl.constexpr):
+    """a - b, to one rounding also for 64-bit integers that float64 cannot hold."""
+    d = a - b
+    if split_actual or split_expected:
+        halves = high_part(x, split_actual) - high_part(y, split_expected)
+        halves += low_part(x, split_actual) - low_part(y, split_expected)
+        d = tl.where(good & (tl.maximum(tl.abs(a), tl.abs(b)) >= EXACT_INTEGERS), halves, d)
+    return d
+
+
+@triton.jit
+def unsquarable(size):
+    """Tell which float64 numbers have squares that overflow or vanish."""
+    return (size > HIGH) | ((size < LOW) & (size > 0))
+
+
+@triton.jit
+def raise_to(value, at, best, best_at):
+    """Keep the larger value of each lane and where it is; of equals the first."""
+    higher = value > best
+    return tl.where(higher, value, best), tl.where(higher, at, best_at)
+
+
+@triton.jit
+def add_errors(a, b, d, good, tiny, sums, largest, counted_n, zeros):
+    """Add the finite elements of a block to the sums, largest ratios and counts of their lanes."""
+    dd, aa, bb, ab, abs_sum, rel_sum = sums
+    max_rel, max_steps = largest
+    size, error = tl.abs(b), tl.abs(d)
+    counted = good & (size != 0)
+    relative = tl.where(counted, error / tl.where(counted, size, 1.0), 0.0)
+    power = (size.to(tl.int64, bitcast=True) & EXPONENT).to(tl.float64, bitcast=True)
+    max_rel, max_steps = tl.maximum(max_rel, relative), tl.maximum(max_steps, error / tl.maximum(power, tiny))
+    sums = (dd + d * d, aa + a * a, bb + b * b, ab + a * b, abs_sum + error, rel_sum + relative)
+    zeros += (good & (octave(error) == 0)).to(tl.int32)
+    return sums, (max_rel, max_steps), counted_n + counted.to(tl.int32), zeros
+
+
+@triton.jit
+def by_octave(error, good):
+    """Count errors by octave. Lanes that do not count fall into octave 0 and are taken out of it."""
+    found = tl.histogram(octave(error) >> 7, 256).to(tl.int64)
+    return found - tl.where(tl.arange(0, 256) == 0, tl.sum((~good).to(tl.int64)), 0)
+
+
+@triton.jit
+def store_each(at, values):
+    """Store the numbers of a tuple one after the other."""
+    for i in tl.static_range(len(values)):
+        tl.store(at + i, values[i])
+
+
+@triton.jit
+def store_sums(at, values):
+    """Store the sum over the lanes of each of a tuple: of float64 numbers, or of 32-bit counts."""
+    for i in tl.static_range(len(values)):
+        value = values[i] if values[i].dtype == tl.float64 else values[i].to(tl.int64)
+        tl.store(at + i, tl.sum(value))
+
+
+@triton.jit
+def value_at(tensor, place):
+    """The element at a place as float64; 0 at NOWHERE."""
+    return tl.load(tensor + place, mask=place < NOWHERE, other=0).to(tl.float64)
+
+
 @triton.jit(do_not_specialize=["blocks", "given", "silent", "rtol_bits", "atol_bits", "tiny_bits"])
 def measure_kernel(
-    actual,
-    expected,
-    valid,
-    tiles,
-    quick,
-    floats,
-    integers,
-    bins,
-    size,
-    blocks,
-    given,
-    silent,
-    rtol_bits,
-    atol_bits,
-    tiny_bits,
-    masked: tl.constexpr,
-    tile_blocks: tl.constexpr,
-    after_quick: tl.constexpr,
-    split_actual: tl.constexpr,
-    split_expected: tl.constexpr,
-    equal_nan: tl.constexpr,
-    wide: tl.constexpr,
-    lanes: tl.constexpr,
-):
+    actual, expected, valid, tiles, quick, floats, integers, bins,
+    size, blocks, given, silent, rtol_bits, atol_bits, tiny_bits,
+    masked: tl.constexpr, tile_blocks: tl.constexpr, after_quick: tl.constexpr, split_actual: tl.constexpr,
+    split_expected: tl.constexpr, equal_nan: tl.constexpr, wide: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
     """Measure every ``programs``-th block of ``lanes`` elements; write one row of partial results a program.
 
     With ``tile_blocks`` the blocks are those of tiles, so many a tile: of those listed in ``tiles``; with
     ``after_quick``, where ``quick`` holds ``given`` rows of the quick kernel, of its three winners and of what lies
     behind the last whole tile. The first ``silent`` programs add nothing to the histogram.
     """
-    program = tl.program_id(0)
-    programs = tl.num_programs(0)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     rtol, atol, tiny = from_bits(rtol_bits), from_bits(atol_bits), from_bits(tiny_bits)
-    lane = tl.arange(0, lanes)
-    zero = tl.zeros([lanes], tl.float64)
-    none = tl.zeros([lanes], tl.int32)
+    zero, none = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.int32)
     nowhere = tl.full([lanes], NOWHERE, tl.int64)
-    dd, aa, bb, ab, abs_sum, rel_sum = zero, zero, zero, zero, zero, zero
-    max_abs, max_rel, max_steps, max_a, max_b, excess = zero, zero, zero, zero, zero, zero
-    n, bad_n, rel_n, out_n, unequal_n, zeros, extreme = none, none, none, none, none, none, none
-    nan_a_n, nan_b_n, nan_n, inf_a_n, inf_b_n, inf_n = none, none, none, none, none, none
+    sums, largest = (zero, zero, zero, zero, zero, zero), (zero, zero)
+    unusual = (none, none, none, none, none, none, none, none, none)
+    max_a, max_b, max_abs, excess = zero, zero, zero, zero
+    counted_n, out_n, zeros, extreme = none, none, none, none
     abs_at, worst_at, first_out, first_bad = nowhere, nowhere, nowhere, nowhere
     octaves = tl.zeros([256], tl.int64)
     for step in range(program, blocks, programs):
-        block = tl.full([], step, tl.int64)
-        if tile_blocks:
-            which = step // tile_blocks
-            if after_quick:
-                tile = tl.full([], size // (tile_blocks * lanes), tl.int64)
-                if which < 3:
-                    tile = winner(which, quick, given, lanes)
-            else:
-                tile = tl.load(tiles + which)
-            block = tile * tile_blocks + step % tile_blocks
-        at = block * lanes + lane
+        block = chosen_block(step, tiles, quick, given, size, tile_blocks, after_quick, lanes)
+        at = block * lanes + tl.arange(0, lanes)
         keep = at < size
-        x = tl.load(actual + at, mask=keep, other=0)
-        y = tl.load(expected + at, mask=keep, other=0)
+        x, y = tl.load(actual + at, mask=keep, other=0), tl.load(expected + at, mask=keep, other=0)
         if masked:
             keep = keep & (tl.load(valid + at, mask=keep, other=0) != 0)
         a, b = x.to(tl.float64), y.to(tl.float64)
-        nan_a, nan_b = keep & (a != a), keep & (b != b)
-        inf_a, inf_b = keep & (tl.abs(a) == INF), keep & (tl.abs(b) == INF)
-        max_a = tl.maximum(max_a, tl.where(keep & ~nan_a & ~inf_a, tl.abs(a), 0.0))
-        max_b = tl.maximum(max_b, tl.where(keep & ~nan_b & ~inf_b, tl.abs(b), 0.0))
-        bad = nan_a | nan_b | inf_a | inf_b
-        unequal = bad & (a != b)
-        if equal_nan:
-            unequal = unequal & ~(nan_a & nan_b)
-        n += keep.to(tl.int32)
-        bad_n += bad.to(tl.int32)
-        unequal_n += unequal.to(tl.int32)
-        nan_a_n += nan_a.to(tl.int32)
-        nan_b_n += nan_b.to(tl.int32)
-        nan_n += (nan_a != nan_b).to(tl.int32)
-        inf_a_n += inf_a.to(tl.int32)
-        inf_b_n += inf_b.to(tl.int32)
-        inf_n += ((inf_a | inf_b) & ~nan_a & ~nan_b & (a != b)).to(tl.int32)
+        bad, unequal, unusual = count_unusual(a, b, keep, unusual, equal_nan)
         first_bad = tl.minimum(first_bad, tl.where(bad, at, NOWHERE))
+        max_a = tl.maximum(max_a, tl.where(keep & (tl.abs(a) < INF), tl.abs(a), 0.0))
+        max_b = tl.maximum(max_b, tl.where(keep & (tl.abs(b) < INF), tl.abs(b), 0.0))
         good = keep & ~bad
         a, b = tl.where(good, a, 0.0), tl.where(good, b, 0.0)
-        d = a - b
-        if split_actual or split_expected:
-            halves = high_part(x, split_actual) - high_part(y, split_expected)
-            halves += low_part(x, split_actual) - low_part(y, split_expected)
-            d = tl.where(good & (tl.maximum(tl.abs(a), tl.abs(b)) >= EXACT_INTEGERS), halves, d)
+        d = difference(x, y, a, b, good, split_actual, split_expected)
         if wide:
-            top = tl.maximum(tl.abs(a), tl.abs(b))
-            extreme += ((top > HIGH) | ((top < LOW) & (top > 0))).to(tl.int32)
-        dd += d * d
-        aa += a * a
-        bb += b * b
-        ab += a * b
-        d, b = tl.abs(d), tl.abs(b)
-        abs_sum += d
-        higher = d > max_abs
-        max_abs = tl.where(higher, d, max_abs)
-        abs_at = tl.where(higher, at, abs_at)
-        counted = good & (b != 0)
-        relative = tl.where(counted, d / tl.where(counted, b, 1.0), 0.0)
-        rel_sum += relative
-        rel_n += counted.to(tl.int32)
-        max_rel = tl.maximum(max_rel, relative)
-        power = (b.to(tl.int64, bitcast=True) & EXPONENT).to(tl.float64, bitcast=True)
-        max_steps = tl.maximum(max_steps, d / tl.maximum(power, tiny))
-        over = tl.where(unequal, INF, d - rtol * b - atol)
-        outside = over > 0
-        out_n += outside.to(tl.int32)
-        first_out = tl.minimum(first_out, tl.where(outside, at, NOWHERE))
-        higher = over > excess
-        excess = tl.where(higher, over, excess)
-        worst_at = tl.where(higher, at, worst_at)
-        key = octave(d)
-        zeros += (good & (key == 0)).to(tl.int32)
-        # Lanes that do not count fall into octave 0 and are taken out of it below.
-        octaves += tl.histogram(key >> 7, 256).to(tl.int64)
-        octaves -= tl.where(tl.arange(0, 256) == 0, tl.sum((~good).to(tl.int64)), 0)
-    row = floats + program * 31
-    tl.store(row, tl.sum(dd))
-    tl.store(row + 1, tl.sum(aa))
-    tl.store(row + 2, tl.sum(bb))
-    tl.store(row + 3, tl.sum(ab))
-    tl.store(row + 4, tl.sum(abs_sum))
-    tl.store(row + 5, tl.sum(rel_sum))
-    largest, worst = tl.max(max_abs), tl.max(excess)
-    tl.store(row + 6, largest)
-    tl.store(row + 7, tl.max(max_rel))
-    tl.store(row + 8, tl.max(max_steps))
-    tl.store(row + 9, tl.max(max_a))
-    tl.store(row + 10, tl.max(max_b))
-    tl.store(row + 11, worst)
-    place = tl.min(tl.where(max_abs == largest, abs_at, NOWHERE))
-    there = place < NOWHERE
-    tl.store(row + 12, tl.load(actual + place, mask=there, other=0).to(tl.float64))
-    tl.store(row + 13, tl.load(expected + place, mask=there, other=0).to(tl.float64))
-    entry = integers + program * 31 + 14
-    tl.store(entry, tl.sum(n.to(tl.int64)))
-    tl.store(entry + 1, tl.sum(bad_n.to(tl.int64)))
-    tl.store(entry + 2, tl.sum(rel_n.to(tl.int64)))
-    tl.store(entry + 3, tl.sum(out_n.to(tl.int64)))
-    tl.store(entry + 4, tl.sum(unequal_n.to(tl.int64)))
-    tl.store(entry + 5, tl.sum(nan_a_n.to(tl.int64)))
-    tl.store(entry + 6, tl.sum(nan_b_n.to(tl.int64)))
-    tl.store(entry + 7, tl.sum(nan_n.to(tl.int64)))
-    tl.store(entry + 8, tl.sum(inf_a_n.to(tl.int64)))
-    tl.store(entry + 9, tl.sum(inf_b_n.to(tl.int64)))
-    tl.store(entry + 10, tl.sum(inf_n.to(tl.int64)))
-    tl.store(entry + 11, tl.sum(zeros.to(tl.int64)))
-    tl.store(entry + 12, tl.sum(extreme.to(tl.int64)))
-    tl.store(entry + 13, place)
-    tl.store(entry + 14, tl.min(tl.where(excess == worst, worst_at, NOWHERE)))
-    tl.store(entry + 15, tl.min(first_out))
-    tl.store(entry + 16, tl.min(first_bad))
+            extreme += unsquarable(tl.maximum(tl.abs(a), tl.abs(b))).to(tl.int32)
+        sums, largest, counted_n, zeros = add_errors(a, b, d, good, tiny, sums, largest, counted_n, zeros)
+        error = tl.abs(d)
+        max_abs, abs_at = raise_to(error, at, max_abs, abs_at)
+        over = tl.where(unequal, INF, error - rtol * tl.abs(b) - atol)
+        out_n += (over > 0).to(tl.int32)
+        first_out = tl.minimum(first_out, tl.where(over > 0, at, NOWHERE))
+        excess, worst_at = raise_to(over, at, excess, worst_at)
+        octaves += by_octave(error, good)
+    maxima = tl.max(max_abs), tl.max(largest[0]), tl.max(largest[1]), tl.max(max_a), tl.max(max_b), tl.max(excess)
+    place = tl.min(tl.where(max_abs == maxima[0], abs_at, NOWHERE))
+    worst = tl.min(tl.where(excess == maxima[5], worst_at, NOWHERE))
+    row, entry = floats + program * COLUMNS, integers + program * COLUMNS + FLOATS
+    store_sums(row, sums)
+    store_each(row + 6, maxima)
+    store_each(row + 12, (value_at(actual, place), value_at(expected, place)))
+    store_sums(entry, (unusual[0], unusual[1], counted_n, out_n))
+    store_sums(entry + 4, (unusual[2], unusual[3], unusual[4], unusual[5], unusual[6], unusual[7], unusual[8]))
+    store_sums(entry + 11, (zeros, extreme))
+    store_each(entry + 13, (place, worst, tl.min(first_out), tl.min(first_bad)))
     if program >= silent:
         tl.atomic_add(bins + tl.arange(0, 256), octaves)
 

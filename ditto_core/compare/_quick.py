@@ -14,8 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ditto_core.compare._kernels import NEVER, QUICK_COLUMNS, store_each, store_sums
+
 INF = tl.constexpr(float("inf"))
-NEVER = tl.constexpr(2**31 - 1)
 FIELD = tl.constexpr(6)
 COUNTERS = tl.constexpr(8)
 EVEN_FIELDS = tl.constexpr(0x03F03F03F03F)
@@ -64,6 +65,13 @@ def window_top(largest, windows: tl.constexpr):
 
 
 @triton.jit
+def first_top(actual, expected, at, windows: tl.constexpr):
+    """The window's top by a sample of the elements."""
+    sample = tl.abs(tl.load(actual + at).to(tl.float32) - tl.load(expected + at).to(tl.float32))
+    return window_top(tl.max(tl.max(sample, 1), 0), windows)
+
+
+@triton.jit
 def steps(d, b, tiny):
     """|d| / 2^floor(log2 |b|), where the power is at least ``tiny`` (its bits)."""
     power = tl.maximum(b.to(tl.int32, bitcast=True) & EXPONENT, tiny)
@@ -106,144 +114,180 @@ def add_fields(packed, seen):
 
 
 @triton.jit
-def quick_kernel(
-    actual,
-    expected,
-    valid,
-    numbers,
-    bins,
-    declined,
-    tiles,
-    rtol,
-    atol,
-    tiny,
-    masked: tl.constexpr,
-    windows: tl.constexpr,
-    threads: tl.constexpr,
-    width: tl.constexpr,
-    fold: tl.constexpr,
+def add_sums(x, y, d, sums):
+    """Add the products and the error of a thread's elements to its sums."""
+    dd, aa, bb, ab, db, abs_sum = sums
+    difference = x - y
+    dd += tl.sum(d * d, 1)
+    aa += tl.sum(x * x, 1)
+    bb += tl.sum(y * y, 1)
+    ab += tl.sum(x * y, 1)
+    db += tl.sum(difference * y, 1)
+    return dd, aa, bb, ab, db, abs_sum + tl.sum(d, 1)
+
+
+@triton.jit
+def add_relative(d, b, relatives, approximate: tl.constexpr):
+    """Add relative errors to their sum, count zeros and raise the maximum."""
+    rel_sum, uncounted, max_rel = relatives
+    # Both zero is NaN, which the maximum turns into 0; an error at an expected zero is inf: declined.
+    relative = tl.maximum(d * reciprocal(b, approximate), 0.0)
+    uncounted += tl.sum(tl.where(b == 0, 1.0, 0.0), 1)
+    return rel_sum + tl.sum(relative, 1), uncounted, tl.maximum(max_rel, tl.max(relative, 1))
+
+
+@triton.jit
+def add_bounds(d, b, rtol, atol, bounds):
+    """Count errors beyond their bound; keep the largest excess and how near the bound an error came."""
+    outside, excess, gap = bounds
+    over = d - rtol * b - atol
+    outside += tl.sum(tl.where(over > 0, 1.0, 0.0), 1)
+    gap = tl.minimum(gap, tl.min(tl.abs(over) - ROUNDING * d, 1))
+    return outside, tl.maximum(excess, tl.max(over, 1)), gap
+
+
+@triton.jit
+def count_octaves(d, fields, top, windows: tl.constexpr):
+    """Count the octaves of errors in the windows below octave ``top``; what lies below them, in the lowest field."""
+    h0, h1, h2, h3 = fields
+    octave = tl.maximum(rounded_octave(d), top - 7 * windows - 1)
+    h0 += counted(octave, top - 8)
+    h1 += counted(tl.minimum(octave, top - 8), top - 15)
+    h2 += counted(tl.minimum(octave, top - 15), top - 22)
+    if windows > 3:
+        h3 += counted(tl.minimum(octave, top - 22), top - 29)
+    return h0, h1, h2, h3
+
+
+@triton.jit
+def missed_window(fields, zeros, largest, top, windows: tl.constexpr):
+    """Tell whether a thread saw an error above the window, or one below it that is not 0."""
+    lowest = (fields[3] if windows > 3 else fields[2]).to(tl.int64, bitcast=True) & 63
+    return (lowest != zeros.to(tl.int64)) | (rounded_octave(largest) >= top)
+
+
+@triton.jit
+def add_double(sums, found):
+    """Add a tile's float32 sums to the program's float64 ones."""
+    dd, aa, bb, ab, db, abs_sum = sums
+    dd += found[0].to(tl.float64)
+    aa += found[1].to(tl.float64)
+    bb += found[2].to(tl.float64)
+    ab += found[3].to(tl.float64)
+    db += found[4].to(tl.float64)
+    return dd, aa, bb, ab, db, abs_sum + found[5].to(tl.float64)
+
+
+@triton.jit
+def keep_tile(value, tile, best, best_tile):
+    """Keep the larger value of a thread and the tile that it is in; of equals the first."""
+    return tl.maximum(best, value), tl.where(value > best, tile, best_tile)
+
+
+@triton.jit
+def most_steps(actual, expected, tiny, lane, threads: tl.constexpr, stride: tl.constexpr, fold: tl.constexpr):
+    """The largest error of a tile in steps of the dtype."""
+    best = tl.zeros([threads], tl.float32)
+    for part in range(fold):
+        at = part * stride + lane
+        x, y = tl.load(actual + at).to(tl.float32), tl.load(expected + at).to(tl.float32)
+        best = tl.maximum(best, tl.max(steps(x - y, y, tiny), 1))
+    return tl.max(best, 0)
+
+
+@triton.jit
+def measure_tile(
+    actual, expected, valid, lane, rtol, atol, top,
+    masked: tl.constexpr, windows: tl.constexpr, threads: tl.constexpr, stride: tl.constexpr, fold: tl.constexpr,
     approximate: tl.constexpr,
-):
+):  # fmt: skip
+    """Measure one tile, each thread its part: sums, relative errors, bounds, largest sizes, octaves, what is wrong.
+
+    ``missed``: the thread saw errors outside the histogram's window; ``bad``: it cannot measure its part.
+    """
+    f, whole = tl.zeros([threads], tl.float32), tl.full([threads], WHOLE, tl.float64)
+    sums, relatives, bounds = (f, f, f, f, f, f), (f, f, f), (f, f, f + INF)
+    max_d, max_a, max_b, zeros = f, f, f, f
+    fields = (whole, whole, whole, whole)
+    bad = f > 0
+    for part in tl.range(fold, num_stages=3):
+        at = part * stride + lane
+        x, y = tl.load(actual + at).to(tl.float32), tl.load(expected + at).to(tl.float32)
+        if masked:
+            bad = bad | (tl.min(tl.load(valid + at).to(tl.int32), 1) == 0)
+        d, a, b = tl.abs(x - y), tl.abs(x), tl.abs(y)
+        sums = add_sums(x, y, d, sums)
+        max_d = tl.maximum(max_d, tl.max(d, 1))
+        max_a = tl.maximum(max_a, tl.max(a, 1))
+        max_b = tl.maximum(max_b, tl.max(b, 1))
+        relatives = add_relative(d, b, relatives, approximate)
+        bounds = add_bounds(d, b, rtol, atol, bounds)
+        zeros += tl.sum(tl.where(d == 0, 1.0, 0.0), 1)
+        fields = count_octaves(d, fields, top, windows)
+    missed = missed_window(fields, zeros, max_d, top, windows)
+    bad = bad | missed | ~(sums[1] + sums[2] + relatives[0] < INF) | (bounds[2] < 0)
+    bad = bad | ~(in_range(max_d) & in_range(max_a) & in_range(max_b))
+    return sums, relatives, bounds, (max_d, max_a, max_b), fields, missed, bad
+
+
+@triton.jit
+def quick_kernel(
+    actual, expected, valid, numbers, bins, declined, tiles, rtol, atol, tiny,
+    masked: tl.constexpr, windows: tl.constexpr, threads: tl.constexpr, width: tl.constexpr, fold: tl.constexpr,
+    approximate: tl.constexpr,
+):  # fmt: skip
     """Measure every ``programs``-th tile, at most 73 a program (the counters' capacity); write one row a program.
 
     ``tiny``: bits of the smallest normal number of the coarser dtype, in float32.
     """
-    program = tl.program_id(0)
-    programs = tl.num_programs(0)
-    size: tl.constexpr = threads * width * fold
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    stride: tl.constexpr = threads * width
+    size: tl.constexpr = stride * fold
     lane = tl.arange(0, threads)[:, None] * width + tl.arange(0, width)[None, :]
-    f = tl.zeros([threads], tl.float32)
-    g = tl.zeros([threads], tl.float64)
-    never = tl.full([threads], NEVER, tl.int32)
+    f, g, never = tl.zeros([threads], tl.float32), tl.zeros([threads], tl.float64), tl.full([threads], NEVER, tl.int32)
     nothing = tl.zeros([threads], tl.int64), tl.zeros([threads], tl.int64)
-    dd, aa, bb, ab, db, abs_sum, rel_sum = g, g, g, g, g, g, g
-    max_d, max_a, max_b, max_rel, excess = f, f, f, f, f
-    max_steps = tl.full([], 0.0, tl.float32)
+    sums, rel_sum = (g, g, g, g, g, g), g
+    max_d, max_a, max_b, max_rel, excess, outside, uncounted = f, f, f, f, f, f, f
     tile_d, tile_excess, tile_out = never, never, never
-    n_out, n_none = f, f
-    done = tl.full([], 0, tl.int32)
+    max_steps, done = tl.full([], 0.0, tl.float32), tl.full([], 0, tl.int32)
     w0, w1, w2, w3 = nothing, nothing, nothing, nothing
-    first = tl.full([], program, tl.int64) * size + lane
-    sample = tl.abs(tl.load(actual + first).to(tl.float32) - tl.load(expected + first).to(tl.float32))
-    top = window_top(tl.max(tl.max(sample, 1), 0), windows)
+    top = first_top(actual, expected, tl.full([], program, tl.int64) * size + lane, windows)
     for tile in range(program, tiles, programs):
         start = tl.full([], tile, tl.int64) * size
-        t_dd, t_aa, t_bb, t_ab, t_db, t_abs, t_rel = f, f, f, f, f, f, f
-        t_d, t_a, t_b, t_max_rel, t_excess, t_gap = f, f, f, f, f, f + INF
-        t_out, t_none, t_zero = f, f, f
-        h0, h1, h2, h3 = g + WHOLE, g + WHOLE, g + WHOLE, g + WHOLE
-        bad = f > 0
-        floor = top - 7 * windows - 1
-        for part in tl.range(fold, num_stages=3):
-            at = part * (threads * width) + lane
-            x = tl.load(actual + start + at).to(tl.float32)
-            y = tl.load(expected + start + at).to(tl.float32)
-            if masked:
-                bad = bad | (tl.min(tl.load(valid + start + at).to(tl.int32), 1) == 0)
-            difference = x - y
-            d, a, b = tl.abs(difference), tl.abs(x), tl.abs(y)
-            t_dd += tl.sum(d * d, 1)
-            t_aa += tl.sum(x * x, 1)
-            t_bb += tl.sum(y * y, 1)
-            t_ab += tl.sum(x * y, 1)
-            t_db += tl.sum(difference * y, 1)
-            t_abs += tl.sum(d, 1)
-            t_d = tl.maximum(t_d, tl.max(d, 1))
-            t_a = tl.maximum(t_a, tl.max(a, 1))
-            t_b = tl.maximum(t_b, tl.max(b, 1))
-            # Both zero is NaN, which the maximum turns into 0; an error at an expected zero is inf: declined.
-            relative = tl.maximum(d * reciprocal(b, approximate), 0.0)
-            t_none += tl.sum(tl.where(b == 0, 1.0, 0.0), 1)
-            t_rel += tl.sum(relative, 1)
-            t_max_rel = tl.maximum(t_max_rel, tl.max(relative, 1))
-            over = d - rtol * b - atol
-            t_out += tl.sum(tl.where(over > 0, 1.0, 0.0), 1)
-            t_excess = tl.maximum(t_excess, tl.max(over, 1))
-            t_gap = tl.minimum(t_gap, tl.min(tl.abs(over) - ROUNDING * d, 1))
-            t_zero += tl.sum(tl.where(d == 0, 1.0, 0.0), 1)
-            octave = tl.maximum(rounded_octave(d), floor)
-            h0 += counted(octave, top - 8)
-            h1 += counted(tl.minimum(octave, top - 8), top - 15)
-            h2 += counted(tl.minimum(octave, top - 15), top - 22)
-            if windows > 3:
-                h3 += counted(tl.minimum(octave, top - 22), top - 29)
-        below = (h3 if windows > 3 else h2).to(tl.int64, bitcast=True) & 63
-        missed = (below != t_zero.to(tl.int64)) | (rounded_octave(t_d) >= top)
-        bad = bad | missed | ~(t_aa + t_bb + t_rel < INF) | (t_gap < 0)
-        bad = bad | ~(in_range(t_d) & in_range(t_a) & in_range(t_b))
+        found, relatives, bounds, largest, fields, missed, bad = measure_tile(
+            actual + start, expected + start, valid + start, lane, rtol, atol, top,
+            masked, windows, threads, stride, fold, approximate,
+        )  # fmt: skip
         # |d| / 2^floor(log2 |b|) is below 2 |d / b|: few tiles can hold a new maximum.
-        verdict = tl.max(tl.where(bad, 2, (2 * t_max_rel > max_steps).to(tl.int32)), 0)
+        verdict = tl.max(tl.where(bad, 2, (2 * relatives[2] > max_steps).to(tl.int32)), 0)
         if verdict < 2:
             done += 1
-            dd += t_dd.to(tl.float64)
-            aa += t_aa.to(tl.float64)
-            bb += t_bb.to(tl.float64)
-            ab += t_ab.to(tl.float64)
-            db += t_db.to(tl.float64)
-            abs_sum += t_abs.to(tl.float64)
-            rel_sum += t_rel.to(tl.float64)
-            tile_d = tl.where(t_d > max_d, tile, tile_d)
-            tile_excess = tl.where(t_excess > excess, tile, tile_excess)
-            tile_out = tl.where(t_out > 0, tl.minimum(tile_out, tile), tile_out)
-            max_d, excess = tl.maximum(max_d, t_d), tl.maximum(excess, t_excess)
-            max_a, max_b = tl.maximum(max_a, t_a), tl.maximum(max_b, t_b)
-            max_rel = tl.maximum(max_rel, t_max_rel)
+            sums = add_double(sums, found)
+            rel_sum += relatives[0].to(tl.float64)
+            max_d, tile_d = keep_tile(largest[0], tile, max_d, tile_d)
+            excess, tile_excess = keep_tile(bounds[1], tile, excess, tile_excess)
+            tile_out = tl.where(bounds[0] > 0, tl.minimum(tile_out, tile), tile_out)
+            max_a, max_b = tl.maximum(max_a, largest[1]), tl.maximum(max_b, largest[2])
+            max_rel = tl.maximum(max_rel, relatives[2])
             if verdict == 1:
-                for part in range(fold):
-                    at = part * (threads * width) + lane
-                    x = tl.load(actual + start + at).to(tl.float32)
-                    y = tl.load(expected + start + at).to(tl.float32)
-                    max_steps = tl.maximum(max_steps, tl.max(tl.max(steps(x - y, y, tiny), 1), 0))
-            n_out += t_out
-            n_none += t_none
-            w0, w1, w2 = add_fields(w0, h0), add_fields(w1, h1), add_fields(w2, h2)
+                found_steps = most_steps(actual + start, expected + start, tiny, lane, threads, stride, fold)
+                max_steps = tl.maximum(max_steps, found_steps)
+            outside += bounds[0]
+            uncounted += relatives[1]
+            w0, w1, w2 = add_fields(w0, fields[0]), add_fields(w1, fields[1]), add_fields(w2, fields[2])
             if windows > 3:
-                w3 = add_fields(w3, h3)
+                w3 = add_fields(w3, fields[3])
         else:
             tl.store(declined + tile, 1)
             if tl.max(missed.to(tl.int32), 0) == 1:
                 flush_all(bins, w0, w1, w2, w3, top, windows)
                 w0, w1, w2, w3 = nothing, nothing, nothing, nothing
-                top = window_top(tl.max(t_d, 0), windows)
+                top = window_top(tl.max(largest[0], 0), windows)
     flush_all(bins, w0, w1, w2, w3, top, windows)
-    row = numbers + program * 19
-    tl.store(row, tl.sum(dd))
-    tl.store(row + 1, tl.sum(aa))
-    tl.store(row + 2, tl.sum(bb))
-    tl.store(row + 3, tl.sum(ab))
-    tl.store(row + 4, tl.sum(db))
-    tl.store(row + 5, tl.sum(abs_sum))
+    row, best, worst = numbers + program * QUICK_COLUMNS, tl.max(max_d, 0), tl.max(excess, 0)
+    store_sums(row, sums)
     tl.store(row + 6, tl.sum(rel_sum))
-    largest, worst = tl.max(max_d, 0), tl.max(excess, 0)
-    tl.store(row + 7, largest.to(tl.float64))
-    tl.store(row + 8, tl.max(max_a, 0).to(tl.float64))
-    tl.store(row + 9, tl.max(max_b, 0).to(tl.float64))
-    tl.store(row + 10, tl.max(max_rel, 0).to(tl.float64))
-    tl.store(row + 11, max_steps.to(tl.float64))
-    tl.store(row + 12, worst.to(tl.float64))
-    tl.store(row + 13, tl.min(tl.where(max_d == largest, tile_d, NEVER), 0).to(tl.float64))
-    tl.store(row + 14, tl.min(tl.where(excess == worst, tile_excess, NEVER), 0).to(tl.float64))
-    tl.store(row + 15, tl.min(tile_out, 0).to(tl.float64))
-    tl.store(row + 16, tl.sum(n_out.to(tl.float64)))
-    tl.store(row + 17, tl.sum(n_none.to(tl.float64)))
-    tl.store(row + 18, done.to(tl.float64))
+    store_each(row + 7, (best, tl.max(max_a, 0), tl.max(max_b, 0), tl.max(max_rel, 0), max_steps, worst))
+    tile_d, tile_excess = tl.where(max_d == best, tile_d, NEVER), tl.where(excess == worst, tile_excess, NEVER)
+    store_each(row + 13, (tl.min(tile_d, 0), tl.min(tile_excess, 0), tl.min(tile_out, 0)))
+    store_each(row + 16, (tl.sum(outside, 0), tl.sum(uncounted, 0), done))

@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="Rows as JSON; cases that it holds are not run again.")
     parser.add_argument("--layers", type=int, default=LAYERS)
     arguments = parser.parse_args()
-    out = arguments.out.resolve()
+    out, arguments.model = arguments.out.resolve(), os.path.realpath(arguments.model)
     rows = json.loads(out.read_text()) if out.exists() else []
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)

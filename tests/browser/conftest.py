@@ -20,23 +20,36 @@ PATIENCE = 120_000
 """Milliseconds: a busy machine is slow, and nothing here is timed."""
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    """A browser context with an empty profile of its own."""
+@pytest.fixture(scope="module")
+def playwright():
+    """Playwright's driver. Its event loop runs in this thread as long as it lives, hence not beyond the file:
+    no second one could start, and no other test could run a loop of its own."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
+    with sync_api.sync_playwright() as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The path of the browser's program."""
+    found = shutil.which("chromium")
+    if found is None:
         pytest.skip("Chromium is not installed: apt-get install -y chromium")
-    with sync_api.sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(tmp_path_factory.mktemp("profile")),
-            executable_path=chromium,
-            args=list(FLAGS),
-            viewport={"width": 1300, "height": 900},
-        )
-        context.set_default_timeout(PATIENCE)
-        yield context
-        context.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(playwright, chromium, tmp_path_factory):
+    """A browser context with an empty profile of its own."""
+    context = playwright.chromium.launch_persistent_context(
+        str(tmp_path_factory.mktemp("profile")),
+        executable_path=chromium,
+        args=list(FLAGS),
+        viewport={"width": 1300, "height": 900},
+    )
+    context.set_default_timeout(PATIENCE)
+    yield context
+    context.close()
 
 
 @pytest.fixture(scope="session")
@@ -159,7 +172,7 @@ def opened(browser, files):
         page.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def views(browser, files):
     """Reports that stay open, for tests that look and choose; each finds them as they open."""
     pages = {}

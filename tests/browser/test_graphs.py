@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,20 +21,15 @@ ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
 
 @pytest.fixture
-def page():
+def page(playwright, chromium):
     """A page that reaches this machine only; Model Explorer draws with WebGL."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("Chromium is not installed: apt-get install -y chromium")
     flags = [flag for flag in FLAGS if flag != "--disable-gpu"]
     drawing = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=[*flags, *drawing, ALONE])
-        opened = browser.new_page(viewport={"width": 1500, "height": 1000})
-        opened.set_default_timeout(PATIENCE)
-        yield opened
-        browser.close()
+    browser = playwright.chromium.launch(executable_path=chromium, args=[*flags, *drawing, ALONE])
+    opened = browser.new_page(viewport={"width": 1500, "height": 1000})
+    opened.set_default_timeout(PATIENCE)
+    yield opened
+    browser.close()
 
 
 @pytest.fixture

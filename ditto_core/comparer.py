@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ditto_core.compare.comparison import ObserverEffect, SiteResult
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
+from ditto_core.compare.result import ObserverEffect, SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits
 from ditto_core.compare.tolerance import UNJUDGED, Tolerance
 from ditto_core.floor import Floor

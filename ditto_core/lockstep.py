@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ditto_core.backends.base import Session, TapSink
-from ditto_core.compare.comparison import Comparison, ObserverEffect, TokenResult, judge
+from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
+from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import Flip
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.comparer import Comparer, Findings

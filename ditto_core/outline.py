@@ -9,21 +9,10 @@ from pathlib import Path
 import torch
 
 from ditto_core.errors import BuildError
-from ditto_core.export import (
-    BATCH,
-    LENGTH,
-    PROVENANCE_FILE,
-    TOTAL,
-    DecoderWrapper,
-    Export,
-    ModuleWrapper,
-    Wrapper,
-    head_axis,
-    unmapped_modules,
-    vocab_size,
-)
+from ditto_core.export import BATCH, LENGTH, PROVENANCE_FILE, TOTAL, Export, head_axis, unmapped_modules
 from ditto_core.models import LoadedModel
 from ditto_core.sites import Provenance
+from ditto_core.wrappers import DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
 
 
 def outline(model: LoadedModel, directory: Path, *, dtype: str) -> Export:

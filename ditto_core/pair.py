@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,13 @@ from ditto_core.errors import DittoError, UsageError
 from ditto_core.fingerprint import fingerprint
 from ditto_core.floor import Floor, read_floor, write_floor
 from ditto_core.generate import Prompt, TokenBatch, encode
-from ditto_core.gpus import check_device
+from ditto_core.inputs import rounded
 from ditto_core.lockstep import Sides, TapReader, lockstep, recording, single_step
 from ditto_core.options import PairOptions
+from ditto_core.sessions import PairSessions
 from ditto_core.workspace import Workspace, torch_threads
 
 if TYPE_CHECKING:
-    from ditto_core.backends.base import Session
     from ditto_core.compare.comparison import Comparison
     from ditto_core.localize import Localization, Localizer
     from ditto_core.receipt import Receipt
@@ -31,61 +30,21 @@ if TYPE_CHECKING:
     from ditto_core.spec import EngineSpec
 
 
-SESSIONS = ("engine", "plain", "reference", "noisy")
-
-
-class Pair:
+class Pair(PairSessions):
     """An engine beside its reference. ``engine`` is one that is built already; else the workspace builds ``spec``'s."""
 
     def __init__(
         self, workspace: Workspace, spec: EngineSpec, options: PairOptions | None = None, engine: Engine | None = None
     ) -> None:
-        self.spec = spec
-        self.options = options or PairOptions()
-        self.workspace = workspace
-        check_device(self.options.device)
+        super().__init__(workspace, spec, options or PairOptions(), engine)
         self._tolerance = Tolerance.of(self.options.tolerance)
         self.on_step: Callable[[int], None] | None = None
         self.reader: TapReader | None = None
-        self._built = engine
         self.comparisons: list[Comparison] = []
         self._fed: Fed | None = None
 
     def __repr__(self) -> str:
         return f"<Pair {self.spec.model.label} {self.spec.label} against {self.options.reference}>"
-
-    @cached_property
-    def engine_files(self) -> Engine:
-        """The built engine on disk."""
-        return self._built or self.workspace.build(self.spec)
-
-    @cached_property
-    def engine(self) -> Session:
-        """The engine's session."""
-        return self.engine_files.open()
-
-    @cached_property
-    def plain(self) -> Session | None:
-        """The same engine without taps, or None when the observer check is off."""
-        if not self.options.observer or not self.spec.outputs:
-            return None
-        return self.workspace.build(self.spec.plain()).open()
-
-    @cached_property
-    def reference(self) -> Session:
-        """The reference's session."""
-        from ditto_core.reference import open_reference
-
-        return open_reference(self.workspace, self.spec, self.engine_files, self.options)
-
-    @cached_property
-    def noisy(self) -> Session | None:
-        """The eager model in the engine's dtype: its error against the eager reference is the noise floor."""
-        if self.reference.info.backend != "eager" or self.engine.info.dtype != self.spec.dtype:
-            return None
-        if self.reference.info.dtype == self.spec.dtype:
-            return None
-        return self.workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self.options.device)
 
     def generate(
         self,
@@ -175,7 +134,7 @@ class Pair:
     @property
     def vocab_size(self) -> int:
         """Number of token ids that the model takes, 0 for a model without a vocabulary."""
-        from ditto_core.export import vocab_size
+        from ditto_core.wrappers import vocab_size
 
         return vocab_size(self.workspace.model(self.spec.model, self.spec.attention).module)
 
@@ -210,18 +169,11 @@ class Pair:
 
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> TokenBatch:
         """Turn prompts into a left-padded batch of this model's tokens."""
-        from ditto_core.export import vocab_size
+        from ditto_core.wrappers import vocab_size
 
         model = self.workspace.model(self.spec.model, self.spec.attention)
         pad = getattr(getattr(model.module, "config", None), "pad_token_id", None) or 0
         return encode(prompts, tokenizer=model.tokenizer, vocab_size=vocab_size(model.module), pad=pad)
-
-    def close(self) -> None:
-        """Release the sessions that were opened."""
-        for name in SESSIONS:
-            session = self.__dict__.pop(name, None)
-            if session is not None:
-                session.close()
 
     def renewed(self, options: PairOptions) -> Pair:
         """Hand the built engine and the open sessions over to a pair with no comparisons yet; this one keeps none.
@@ -229,9 +181,7 @@ class Pair:
         ``options`` must ask for the same sessions (:meth:`PairOptions.same_sessions`).
         """
         heir = Pair(self.workspace, self.spec, options, self._built)
-        for name in ("engine_files", *SESSIONS):
-            if name in self.__dict__:
-                heir.__dict__[name] = self.__dict__.pop(name)
+        self._hand_over(heir)
         return heir
 
     def _check_profile(self, batch: TokenBatch, steps: int) -> None:
@@ -345,31 +295,3 @@ class Pair:
 def names(sites: Sequence[str], most: int = 3) -> str:
     """List the first few sites."""
     return ", ".join(sites[:most]) + (" …" if len(sites) > most else "")
-
-
-def rounded(inputs: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
-    """Round floating inputs to the engine's dtype, so that both sides compute from the same numbers.
-
-    The lowest number of the inputs' dtype, as additive masks have it, becomes the engine's lowest. Raises
-    :class:`UsageError` for any other finite number that the engine's dtype cannot hold.
-    """
-    kind = getattr(torch, dtype)
-    return {
-        name: fitted(name, tensor, kind) if tensor.is_floating_point() and kind.is_floating_point else tensor
-        for name, tensor in inputs.items()
-    }
-
-
-def fitted(name: str, tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """Round one input; see :func:`rounded`."""
-    cast = tensor.to(kind)
-    lost = cast.isinf() & tensor.isfinite()
-    if lost.any():
-        beyond = tensor[lost & (tensor != torch.finfo(tensor.dtype).min)]
-        if beyond.numel():
-            value, limit = float(beyond[beyond.abs().argmax()]), torch.finfo(kind).max
-            raise UsageError(
-                f"input {name!r} holds {value:.4g}, beyond the {limit:.4g} of the engine's {str(kind)[6:]}"
-            )
-        cast = cast.masked_fill(lost, torch.finfo(kind).min)
-    return cast

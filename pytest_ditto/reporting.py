@@ -18,7 +18,8 @@ from ditto_core.errors import CacheError, DittoError, TraceError, UsageError
 from pytest_ditto import reports
 from pytest_ditto.bench import NOTES
 from pytest_ditto.fixtures import PAIR, UNAVAILABLE
-from pytest_ditto.options import ALL, OPTIONS
+from pytest_ditto.options import OPTIONS
+from pytest_ditto.readers import ALL
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison

@@ -9,8 +9,10 @@ from dataclasses import replace
 import torch
 
 from ditto_core.backends.base import SessionInfo
-from ditto_core.compare.comparison import Comparison, ObserverEffect, SiteResult, TokenResult, judge
+from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import Metrics, measure
+from ditto_core.compare.result import ObserverEffect, SiteResult, TokenResult
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import WITHIN, Tolerance, Verdict
 from ditto_core.sites import Tap

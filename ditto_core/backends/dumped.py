@@ -40,22 +40,12 @@ class DumpSession:
         self._by_name = {name: tap for tap in reversed(taps) for name in (tap.value, *tap.aliases, tap.site)}
         self._next = 0
         known = self._entries(0)
-        self._taps = tuple(tap for tap in taps if tap.site in known)
+        self.taps = tuple(tap for tap in taps if tap.site in known)
         self.absent = frozenset(tap.site for tap in taps) - known.keys()
         if not known:
             raise TraceError(self._no_name(taps))
         dtype = str(self._load(next(iter(known.values()))).dtype).removeprefix("torch.")
-        self._info = SessionInfo(f"{dump.format} dump", dump.format, dtype, model=dump.path.name, facts=dict(dump.info))
-
-    @property
-    def info(self) -> SessionInfo:
-        """What kind of dump it is; ``dtype`` is that of its first tensor."""
-        return self._info
-
-    @property
-    def taps(self) -> tuple[Tap, ...]:
-        """The taps that the dump's first step has."""
-        return self._taps
+        self.info = SessionInfo(f"{dump.format} dump", dump.format, dtype, model=dump.path.name, facts=dict(dump.info))
 
     def start(self, batch: int) -> None:
         """Go back to step 0."""

@@ -12,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from ditto_core.backends.base import SessionInfo, TapSink
 from ditto_core.errors import RunError
-from ditto_core.export import cache_argument, named_outputs
 from ditto_core.models import LoadedModel, cast_module
 from ditto_core.recording import Recorder
 from ditto_core.sites import Tap
+from ditto_core.wrappers import cache_argument, named_outputs
 
 HIGHER = {"float16": "float32", "bfloat16": "float32", "float32": "float64", "float64": "float64"}
 
@@ -35,21 +35,11 @@ class EagerSession:
         self._model = module if device == "cpu" else copy.deepcopy(module).to(device)
         self._decoder = model.decoder
         self._device = torch.device(device)
-        self._taps = taps
+        self.taps = taps
         self._sites = {name: tap.site for tap in reversed(taps) for name in (*tap.aliases, tap.site)}
         self._cache: Any = None
         facts = {"torch": torch.__version__, "device": device_name(self._device)}
-        self._info = SessionInfo(f"eager {dtype}", "eager", dtype, device, model.label, facts)
-
-    @property
-    def info(self) -> SessionInfo:
-        """What this session is."""
-        return self._info
-
-    @property
-    def taps(self) -> tuple[Tap, ...]:
-        """The sites that are delivered, in topological order."""
-        return self._taps
+        self.info = SessionInfo(f"eager {dtype}", "eager", dtype, device, model.label, facts)
 
     def start(self, batch: int) -> None:
         """Empty the KV cache. The cache keeps whole sequences: sliding layers apply their window through the mask."""
@@ -61,7 +51,7 @@ class EagerSession:
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
 
-        widen = widened(self._info.dtype)
+        widen = widened(self.info.dtype)
         delivered: set[str] = set()
 
         def deliver(name: str, tensor: torch.Tensor, _: Any) -> None:
@@ -77,7 +67,7 @@ class EagerSession:
             try:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
-                raise RunError(f"eager {self._info.dtype} model failed: {str(error).splitlines()[0]}") from error
+                raise RunError(f"eager {self.info.dtype} model failed: {str(error).splitlines()[0]}") from error
 
     def close(self) -> None:
         """Forget the cache."""

@@ -116,7 +116,7 @@ class OnnxRuntimeSession:
         self._ort = load_library()
         provider = spec.option("provider", "CPUExecutionProvider")
         self._session = self._load(directory / ENGINE_FILE, spec, provider)
-        self._taps = taps
+        self.taps = taps
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._past_names = [name for name in self._inputs if name.startswith("past_key_values.")]
@@ -124,7 +124,7 @@ class OnnxRuntimeSession:
         self._finals: list[str] = json.loads((directory / SESSION_FILE).read_text())["outputs"]
         facts = {"onnxruntime": self._ort.__version__, "provider": provider, "level": spec.option("level", "all")}
         dtype = spec.option("quantize") or spec.dtype
-        self._info = SessionInfo(f"onnxruntime {dtype}", "onnxruntime", dtype, "cpu", spec.model.label, facts)
+        self.info = SessionInfo(f"onnxruntime {dtype}", "onnxruntime", dtype, "cpu", spec.model.label, facts)
 
     def _load(self, path: Path, spec: EngineSpec, provider: str) -> Any:
         options = self._ort.SessionOptions()
@@ -136,16 +136,6 @@ class OnnxRuntimeSession:
             return self._ort.InferenceSession(str(path), options, providers=[provider])
         except Exception as error:
             raise BuildError(f"onnxruntime refuses the engine: {first_line(error)}") from error
-
-    @property
-    def info(self) -> SessionInfo:
-        """What this session is."""
-        return self._info
-
-    @property
-    def taps(self) -> tuple[Tap, ...]:
-        """The extra outputs, in topological order."""
-        return self._taps
 
     @property
     def past(self) -> dict[str, torch.Tensor]:
@@ -169,7 +159,7 @@ class OnnxRuntimeSession:
             raise RunError(f"onnxruntime failed: {first_line(error)}") from error
         for name in self._past_names:
             self._past[name] = values[name.replace("past_key_values", "present")]
-        for tap in self._taps:
+        for tap in self.taps:
             sink(tap.site, torch.from_numpy(values[tap.value]))
         return {name: torch.from_numpy(values[name]) for name in self._finals}
 

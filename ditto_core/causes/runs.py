@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ditto_core.causes.base import Cause, signed
 
 if TYPE_CHECKING:
-    from ditto_core.compare.comparison import Comparison, SiteResult
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.result import SiteResult
     from ditto_core.localize.result import Blame
 
 

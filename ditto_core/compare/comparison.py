@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import SessionInfo
-from ditto_core.compare.metrics import Metrics
+from ditto_core.compare.judging import judge
+from ditto_core.compare.result import (
+    ObserverEffect,
+    SiteResult,
+    TokenResult,
+    result_from_json,
+    result_to_json,
+    row,
+    token_from_json,
+)
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import WITHIN, Tolerance, Verdict, judge_logits
+from ditto_core.compare.tolerance import Tolerance, Verdict, judge_logits
 from ditto_core.errors import TraceError
 from ditto_core.receipt import Receipt
 from ditto_core.sites import Tap, matches
@@ -23,65 +30,6 @@ if TYPE_CHECKING:
     from ditto_core.localize import Localization
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class SiteResult:
-    """One tensor of one step: how far the engine's is from the reference's, and what that means.
-
-    ``floor`` is the reference's own error there in the engine's dtype. ``order`` is topological. ``healed``: the
-    error exceeds its bound but is gone at the end of an enclosing module.
-    """
-
-    step: int
-    site: str
-    order: int
-    metrics: Metrics
-    verdict: Verdict
-    floor: float | None = None
-    healed: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """Tell whether this result lets the comparison pass."""
-        return self.verdict.ok or self.healed
-
-
-@dataclass(frozen=True)
-class TokenResult:
-    """Greedy tokens of one row on both sides and what became of each difference."""
-
-    prompt: str
-    engine: tuple[int, ...]
-    reference: tuple[int, ...]
-    engine_text: str = ""
-    reference_text: str = ""
-    near_ties: tuple[int, ...] = ()
-
-    @property
-    def differences(self) -> tuple[int, ...]:
-        """Steps at which the tokens differ."""
-        pairs = zip(self.engine, self.reference, strict=False)
-        return tuple(i for i, (a, b) in enumerate(pairs) if a != b)
-
-    @property
-    def flips(self) -> tuple[int, ...]:
-        """Differences that are no near ties."""
-        return tuple(i for i in self.differences if i not in self.near_ties)
-
-
-@dataclass(frozen=True)
-class ObserverEffect:
-    """Largest rel-L2 between the final outputs of the tapped engine and of the same engine without taps."""
-
-    rel_l2: float
-    step: int
-    output: str
-
-    @property
-    def changed(self) -> bool:
-        """Tell whether tapping changed any bit that the metric can see."""
-        return self.rel_l2 > 0
 
 
 @dataclass(frozen=True)
@@ -270,97 +218,3 @@ def localization_from_json(data: Mapping[str, Any] | None) -> Localization | Non
     from ditto_core.localize import Localization
 
     return Localization.from_json(data)
-
-
-def judge(
-    results: Sequence[SiteResult], tolerance: Tolerance, taps: Iterable[Tap], engine: SessionInfo
-) -> tuple[SiteResult, ...]:
-    """Give every measurement its verdict, then mark those that heal downstream."""
-    names = {tap.site: (tap.site, *tap.aliases) for tap in taps}
-    usual = usual_floors(results)
-
-    def verdict(r: SiteResult) -> Verdict:
-        floor = None if r.floor is None else max(r.floor, usual[r.site, r.step > 0])
-        sites = names.get(r.site, (r.site,))
-        return tolerance.judge(sites, r.step, r.metrics, engine.dtype, floor, engine.kernels)
-
-    judged = [replace(r, verdict=verdict(r), healed=False) for r in results]
-    return tuple(mark_healed(judged, names))
-
-
-def usual_floors(results: Iterable[SiteResult]) -> Mapping[tuple[str, bool], float]:
-    """Return the median floor of each site over the prefill, and over the decoding steps.
-
-    One sample of a floor can be small by chance; what is usual there is not.
-    """
-    samples: dict[tuple[str, bool], list[float]] = {}
-    for r in results:
-        if r.floor is not None:
-            samples.setdefault((r.site, r.step > 0), []).append(r.floor)
-    return {key: median(values) for key, values in samples.items()}
-
-
-def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ...]]) -> Iterator[SiteResult]:
-    """Mark a diverged site as healed when an enclosing module's output, computed later in the same step, is within.
-
-    An output that a kernel property explains is off too, so it heals nothing.
-    ``model.layers.0.self_attn:q_rope`` heals when ``model.layers.0.self_attn`` or ``model.layers.0`` passes.
-    """
-    results = list(results)
-    known: dict[tuple[int, str], SiteResult] = {}
-    for result in results:
-        for name in names.get(result.site, (result.site,)):
-            known[result.step, name] = result
-    for result in results:
-        later = (known.get((result.step, path)) for path in enclosing(result.site))
-        fine = any(o and o.order > result.order and o.verdict.status == WITHIN for o in later)
-        healed = not result.verdict.ok and fine
-        yield replace(result, healed=healed)
-
-
-def enclosing(site: str) -> Iterator[str]:
-    """Yield the paths of the modules around a site, innermost first: ``a.b:port`` -> ``a.b``, ``a``."""
-    path, _, port = site.partition(":")
-    if port:
-        yield path
-    while "." in path:
-        path = path.rsplit(".", 1)[0]
-        yield path
-
-
-def row(result: SiteResult) -> dict[str, Any]:
-    """Flatten a result."""
-    numbers = {k: v for k, v in result.metrics.to_json().items() if isinstance(v, int | float | str | bool | None)}
-    verdict = asdict(result.verdict) | {"margin": result.verdict.margin}
-    head = {"step": result.step, "site": result.site, "floor": result.floor, "healed": result.healed}
-    return head | verdict | numbers
-
-
-def result_to_json(result: SiteResult) -> dict[str, Any]:
-    """Return a JSON-ready dictionary of one result."""
-    verdict = {k: number(v) for k, v in asdict(result.verdict).items()}
-    flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed")}
-    return {**flat, "floor": number(result.floor), "verdict": verdict, "metrics": result.metrics.to_json()}
-
-
-def result_from_json(data: Mapping[str, Any]) -> SiteResult:
-    """Inverse of :func:`result_to_json`."""
-    verdict = Verdict(**{k: parse(v) if k in ("value", "bound") else v for k, v in data["verdict"].items()})
-    fields = {**data, "floor": parse(data["floor"]), "verdict": verdict}
-    return SiteResult(**{**fields, "metrics": Metrics.from_json(data["metrics"])})
-
-
-def token_from_json(data: Mapping[str, Any]) -> TokenResult:
-    """Inverse of ``dataclasses.asdict`` on a :class:`TokenResult`."""
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return TokenResult(**fields)
-
-
-def number(value: Any) -> Any:
-    """Spell a float that JSON cannot hold."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def parse(value: Any) -> Any:
-    """Inverse of :func:`number`."""
-    return float(value) if value in ("nan", "inf", "-inf") else value

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ditto_core.backends.base import SessionInfo
-from ditto_core.compare.comparison import Comparison, SiteResult, judge
+from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.dumps import DumpPairs
+from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
+from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tolerance import EPSILON, UNJUDGED, Tolerance
 from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ditto_core.backends.eager import HIGHER
-from ditto_core.compare.comparison import number, parse
 from ditto_core.compare.metrics import Metrics, measure
+from ditto_core.compare.result import number, parse
 from ditto_core.compare.tolerance import EPSILON
 from ditto_core.comparer import is_mask
 from ditto_core.generate import valid_elements

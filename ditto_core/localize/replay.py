@@ -16,10 +16,10 @@ import torch
 from ditto_core.backends.eager import as_float, widened
 from ditto_core.comparer import is_mask
 from ditto_core.errors import RunError
-from ditto_core.export import cache_argument, named_outputs
 from ditto_core.models import LoadedModel, cast_module
 from ditto_core.recording import Recorder
 from ditto_core.sites import Tap
+from ditto_core.wrappers import cache_argument, named_outputs
 
 OnValue = Callable[[Tap, torch.Tensor], None]
 """Receives a tap and what the replay computes there from the engine's tensors upstream; keep it only as a copy."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.causes.base import Cause
-from ditto_core.compare.comparison import number, parse
+from ditto_core.compare.result import number, parse
 from ditto_core.localize.local import LocalResult
 
 if TYPE_CHECKING:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.compare.comparison import Comparison, SiteResult, judge, number
+from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import ShapeMismatch, measure
+from ditto_core.compare.result import SiteResult, number
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import DIVERGED, UNJUDGED, WITHIN, Tolerance, Verdict
 from ditto_core.receipt import make_receipt

@@ -11,7 +11,8 @@ from ditto_core.errors import UsageError
 if TYPE_CHECKING:
     import onnx
 
-    from ditto_core.compare.comparison import Comparison, SiteResult
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.result import SiteResult
 
 PREFIX = "ditto_"
 LARGEST = 1e30

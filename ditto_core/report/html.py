@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from ditto_core.backends.base import SessionInfo
-    from ditto_core.compare.comparison import Comparison, TokenResult
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.result import TokenResult
 
 LIMIT = 6_000_000
 """Bytes that a report may have: it is attached to issues and opened from CI."""

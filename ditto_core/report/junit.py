@@ -9,7 +9,8 @@ from xml.etree import ElementTree as ET
 from ditto_core.report import text
 
 if TYPE_CHECKING:
-    from ditto_core.compare.comparison import Comparison, SiteResult
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.result import SiteResult
 
 CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold."""

@@ -14,7 +14,8 @@ from ditto_core.compare.tolerance import EXPLAINED
 from ditto_core.report.samples import Element, Sample, sample_dump
 
 if TYPE_CHECKING:
-    from ditto_core.compare.comparison import Comparison, SiteResult
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.result import SiteResult
 
 MISSING, WITHIN, WIDENED, HEALED, DIVERGED, NOT_FINITE = range(6)
 """States of a cell of the heat map; the page's script knows the same numbers."""

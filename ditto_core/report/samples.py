@@ -14,7 +14,8 @@ from ditto_core.errors import TraceError
 if TYPE_CHECKING:
     import torch
 
-    from ditto_core.compare.comparison import Comparison, SiteResult
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.result import SiteResult
     from ditto_core.sites import Tap
     from ditto_core.trace import StepData
 

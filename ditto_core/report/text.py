@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ditto_core.compare.comparison import Comparison, SiteResult, TokenResult
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.result import SiteResult, TokenResult
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60

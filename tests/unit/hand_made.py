@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from ditto_core.backends.base import SessionInfo
-from ditto_core.compare.comparison import Comparison, SiteResult, judge
+from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
+from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tolerance import WITHIN, Tolerance, Verdict
 from ditto_core.sites import Tap
 

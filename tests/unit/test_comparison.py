@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from ditto_core.backends.base import KernelProperty
-from ditto_core.compare.comparison import Comparison, ObserverEffect, TokenResult, enclosing
+from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.judging import enclosing
 from ditto_core.compare.metrics import measure
+from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import TraceError

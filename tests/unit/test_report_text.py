@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from ditto_core.compare.comparison import Comparison, ObserverEffect, TokenResult
+from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.report.text import (
     BARS,
     failure_message,

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from ditto_core.backends.base import KernelProperty, SessionInfo
-from ditto_core.compare.comparison import Comparison, SiteResult, judge
+from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
+from ditto_core.compare.result import SiteResult
 from ditto_core.compare.rules import calibrate, load_tolerance, project_tolerance
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import DIVERGED, EXPLAINED, WITHIN, Tolerance, Verdict, judge_logits

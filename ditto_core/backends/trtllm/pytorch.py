@@ -38,7 +38,7 @@ class TorchSession:
     def __init__(self, spec: EngineSpec, model: str, taps: tuple[Tap, ...], attn_backend: str = "TRTLLM") -> None:
         found = detect.require()
         os.environ[SINGLE_PROCESS] = "1"
-        self._taps = taps
+        self.taps = taps
         self._places = {tap.site: Place.parse(tap.value) for tap in taps}
         self._limit = max(spec.profile.past.max + 1, spec.profile.length.max + 1)
         self._llm = calls.LLM(
@@ -60,19 +60,7 @@ class TorchSession:
         self._handoff: Handoff | None = None
         self._request: Any = None
         facts = {"tensorrt_llm": found.version, "runtime": "PyTorch backend, one process", "attention": attn_backend}
-        self._info = SessionInfo(
-            f"trtllm pytorch {spec.dtype}", "trtllm", spec.dtype, device(), spec.model.label, facts
-        )
-
-    @property
-    def info(self) -> SessionInfo:
-        """What this session is."""
-        return self._info
-
-    @property
-    def taps(self) -> tuple[Tap, ...]:
-        """The modules that are observed."""
-        return self._taps
+        self.info = SessionInfo(f"trtllm pytorch {spec.dtype}", "trtllm", spec.dtype, device(), spec.model.label, facts)
 
     def start(self, batch: int) -> None:
         """End the sequence that was being stepped. Raises :class:`UsageError` for more than one row."""
@@ -88,7 +76,7 @@ class TorchSession:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
         real = new_tokens(inputs["attention_mask"], inputs["input_ids"].shape[1])
         found = self._prefill(inputs) if self._handoff is None else self._handoff.step(inputs["input_ids"][:, 0])
-        for tap in self._taps:
+        for tap in self.taps:
             place = self._places[tap.site]
             if place.tensor not in found:
                 raise RunError(f"{place.module} of the PyTorch backend did not run, so {tap.site} cannot be shown")

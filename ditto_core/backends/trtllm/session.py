@@ -39,7 +39,7 @@ class EngineSession:
                 f"{directory} has {len(ranks(directory))} ranks, which need MPI: dump each rank there and merge "
                 f"the dumps (ditto_core.backends.trtllm.ranks)"
             )
-        self._taps = taps
+        self.taps = taps
         self._places = {tap.site: Place.parse(tap.value) for tap in taps}
         self._heads = head_ratio(config)
         self._vocabulary = int(config["vocab_size"])
@@ -49,17 +49,7 @@ class EngineSession:
         self._handoff: Handoff | None = None
         facts = {"tensorrt_llm": found.version, "runtime": "Python (GenerationSession, debug mode)"}
         label = f"trtllm {spec.dtype}"
-        self._info = SessionInfo(label, "trtllm", spec.dtype, device(), spec.model.label, facts)
-
-    @property
-    def info(self) -> SessionInfo:
-        """What this session is."""
-        return self._info
-
-    @property
-    def taps(self) -> tuple[Tap, ...]:
-        """The extra outputs of the engine."""
-        return self._taps
+        self.info = SessionInfo(label, "trtllm", spec.dtype, device(), spec.model.label, facts)
 
     def start(self, batch: int) -> None:
         """End the sequence that was being stepped; the next step is a prefill."""
@@ -71,7 +61,7 @@ class EngineSession:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
         real = new_tokens(inputs["attention_mask"], inputs["input_ids"].shape[1])
         buffer = self._prefill(inputs) if self._handoff is None else self._handoff.step(inputs["input_ids"][:, 0])
-        for tap in self._taps:
+        for tap in self.taps:
             place = self._places[tap.site]
             if place.tensor not in buffer:
                 raise RunError(f"the engine has no output {place.tensor!r} for {tap.site}; it was built without it")

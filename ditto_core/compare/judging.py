@@ -1,0 +1,68 @@
+"""Measurements become verdicts: each by its tolerance and floor, then those that heal downstream are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from ditto_core.backends.base import SessionInfo
+from ditto_core.compare.result import SiteResult
+from ditto_core.compare.tolerance import WITHIN, Tolerance, Verdict
+from ditto_core.sites import Tap
+
+
+def judge(
+    results: Sequence[SiteResult], tolerance: Tolerance, taps: Iterable[Tap], engine: SessionInfo
+) -> tuple[SiteResult, ...]:
+    """Give every measurement its verdict, then mark those that heal downstream."""
+    names = {tap.site: (tap.site, *tap.aliases) for tap in taps}
+    usual = usual_floors(results)
+
+    def verdict(r: SiteResult) -> Verdict:
+        floor = None if r.floor is None else max(r.floor, usual[r.site, r.step > 0])
+        sites = names.get(r.site, (r.site,))
+        return tolerance.judge(sites, r.step, r.metrics, engine.dtype, floor, engine.kernels)
+
+    judged = [replace(r, verdict=verdict(r), healed=False) for r in results]
+    return tuple(mark_healed(judged, names))
+
+
+def usual_floors(results: Iterable[SiteResult]) -> Mapping[tuple[str, bool], float]:
+    """Return the median floor of each site over the prefill, and over the decoding steps.
+
+    One sample of a floor can be small by chance; what is usual there is not.
+    """
+    samples: dict[tuple[str, bool], list[float]] = {}
+    for r in results:
+        if r.floor is not None:
+            samples.setdefault((r.site, r.step > 0), []).append(r.floor)
+    return {key: median(values) for key, values in samples.items()}
+
+
+def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ...]]) -> Iterator[SiteResult]:
+    """Mark a diverged site as healed when an enclosing module's output, computed later in the same step, is within.
+
+    An output that a kernel property explains is off too, so it heals nothing.
+    ``model.layers.0.self_attn:q_rope`` heals when ``model.layers.0.self_attn`` or ``model.layers.0`` passes.
+    """
+    results = list(results)
+    known: dict[tuple[int, str], SiteResult] = {}
+    for result in results:
+        for name in names.get(result.site, (result.site,)):
+            known[result.step, name] = result
+    for result in results:
+        later = (known.get((result.step, path)) for path in enclosing(result.site))
+        fine = any(o and o.order > result.order and o.verdict.status == WITHIN for o in later)
+        healed = not result.verdict.ok and fine
+        yield replace(result, healed=healed)
+
+
+def enclosing(site: str) -> Iterator[str]:
+    """Yield the paths of the modules around a site, innermost first: ``a.b:port`` -> ``a.b``, ``a``."""
+    path, _, port = site.partition(":")
+    if port:
+        yield path
+    while "." in path:
+        path = path.rsplit(".", 1)[0]
+        yield path

@@ -1,0 +1,108 @@
+"""What a comparison is made of: a tensor of a step, the tokens of a row, the observer effect; and their JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ditto_core.compare.metrics import Metrics
+from ditto_core.compare.tolerance import Verdict
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """One tensor of one step: how far the engine's is from the reference's, and what that means.
+
+    ``floor`` is the reference's own error there in the engine's dtype. ``order`` is topological. ``healed``: the
+    error exceeds its bound but is gone at the end of an enclosing module.
+    """
+
+    step: int
+    site: str
+    order: int
+    metrics: Metrics
+    verdict: Verdict
+    floor: float | None = None
+    healed: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether this result lets the comparison pass."""
+        return self.verdict.ok or self.healed
+
+
+@dataclass(frozen=True)
+class TokenResult:
+    """Greedy tokens of one row on both sides and what became of each difference."""
+
+    prompt: str
+    engine: tuple[int, ...]
+    reference: tuple[int, ...]
+    engine_text: str = ""
+    reference_text: str = ""
+    near_ties: tuple[int, ...] = ()
+
+    @property
+    def differences(self) -> tuple[int, ...]:
+        """Steps at which the tokens differ."""
+        pairs = zip(self.engine, self.reference, strict=False)
+        return tuple(i for i, (a, b) in enumerate(pairs) if a != b)
+
+    @property
+    def flips(self) -> tuple[int, ...]:
+        """Differences that are no near ties."""
+        return tuple(i for i in self.differences if i not in self.near_ties)
+
+
+@dataclass(frozen=True)
+class ObserverEffect:
+    """Largest rel-L2 between the final outputs of the tapped engine and of the same engine without taps."""
+
+    rel_l2: float
+    step: int
+    output: str
+
+    @property
+    def changed(self) -> bool:
+        """Tell whether tapping changed any bit that the metric can see."""
+        return self.rel_l2 > 0
+
+
+def row(result: SiteResult) -> dict[str, Any]:
+    """Flatten a result."""
+    numbers = {k: v for k, v in result.metrics.to_json().items() if isinstance(v, int | float | str | bool | None)}
+    verdict = asdict(result.verdict) | {"margin": result.verdict.margin}
+    head = {"step": result.step, "site": result.site, "floor": result.floor, "healed": result.healed}
+    return head | verdict | numbers
+
+
+def result_to_json(result: SiteResult) -> dict[str, Any]:
+    """Return a JSON-ready dictionary of one result."""
+    verdict = {k: number(v) for k, v in asdict(result.verdict).items()}
+    flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed")}
+    return {**flat, "floor": number(result.floor), "verdict": verdict, "metrics": result.metrics.to_json()}
+
+
+def result_from_json(data: Mapping[str, Any]) -> SiteResult:
+    """Inverse of :func:`result_to_json`."""
+    verdict = Verdict(**{k: parse(v) if k in ("value", "bound") else v for k, v in data["verdict"].items()})
+    fields = {**data, "floor": parse(data["floor"]), "verdict": verdict}
+    return SiteResult(**{**fields, "metrics": Metrics.from_json(data["metrics"])})
+
+
+def token_from_json(data: Mapping[str, Any]) -> TokenResult:
+    """Inverse of ``dataclasses.asdict`` on a :class:`TokenResult`."""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return TokenResult(**fields)
+
+
+def number(value: Any) -> Any:
+    """Spell a float that JSON cannot hold."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def parse(value: Any) -> Any:
+    """Inverse of :func:`number`."""
+    return float(value) if value in ("nan", "inf", "-inf") else value

@@ -1,0 +1,37 @@
+"""What both sides are fed: inputs that the engine's dtype holds exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ditto_core.errors import UsageError
+
+
+def rounded(inputs: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
+    """Round floating inputs to the engine's dtype, so that both sides compute from the same numbers.
+
+    The lowest number of the inputs' dtype, as additive masks have it, becomes the engine's lowest. Raises
+    :class:`UsageError` for any other finite number that the engine's dtype cannot hold.
+    """
+    kind = getattr(torch, dtype)
+    return {
+        name: fitted(name, tensor, kind) if tensor.is_floating_point() and kind.is_floating_point else tensor
+        for name, tensor in inputs.items()
+    }
+
+
+def fitted(name: str, tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """Round one input; see :func:`rounded`."""
+    cast = tensor.to(kind)
+    lost = cast.isinf() & tensor.isfinite()
+    if lost.any():
+        beyond = tensor[lost & (tensor != torch.finfo(tensor.dtype).min)]
+        if beyond.numel():
+            value, limit = float(beyond[beyond.abs().argmax()]), torch.finfo(kind).max
+            raise UsageError(
+                f"input {name!r} holds {value:.4g}, beyond the {limit:.4g} of the engine's {str(kind)[6:]}"
+            )
+        cast = cast.masked_fill(lost, torch.finfo(kind).min)
+    return cast

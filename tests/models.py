@@ -146,6 +146,11 @@ def many_ids() -> Any:
     return tiny_decoder("llama", layers=1, vocab_size=400)
 
 
+def large_vocabulary() -> Any:
+    """Llama with ids beyond 16 bits."""
+    return tiny_decoder("llama", layers=1, vocab_size=70_000)
+
+
 class ClampedEmbedding(nn.Embedding):
     """Looks ids beyond its last row up in that row."""
 
@@ -183,6 +188,7 @@ MORE = {
     "wide": wide,
     "biased": biased,
     "many_ids": many_ids,
+    "large_vocabulary": large_vocabulary,
     "clamped_ids": clamped_ids,
     "width_96": width_96,
     "beyond_half": beyond_half,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.base import Cause, Evidence, first_cause
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import rows, slope
-from ditto_core.causes.rounding import integers
+from ditto_core.causes.rounding import integers, on_grid
 
-LARGEST_TABLE = 1 << 16
+PIECE = 1 << 22
+"""Elements of a table that are held in float64 at a time: a vocabulary of 256k rows would take gigabytes."""
 
 
 def embedding(evidence: Evidence) -> Cause | None:
@@ -38,14 +39,28 @@ def scale_missing(evidence: Evidence) -> Cause | None:
 def other_rows(evidence: Evidence) -> Cause | None:
     """The engine looked other ids up than it was given."""
     ids = wanted_ids(evidence)
-    table = table_of(evidence) * table_scale(evidence)
-    if ids is None or table.shape[0] > LARGEST_TABLE:
+    if ids is None:
         return None
-    found = torch.cdist(evidence.actual.reshape(-1, table.shape[1]), table).argmin(1).reshape(ids.shape)
-    if not evidence.explains(table[found]):
+    table, scale = table_of(evidence), table_scale(evidence)
+    found = nearest_rows(evidence.actual.reshape(-1, table.shape[1]) / scale, table).reshape(ids.shape)
+    if not evidence.explains(table[found].double() * scale):
         return None
     wrong = (found != ids) & valid_tokens(evidence, ids)
     return describe_ids(evidence, ids, found, wrong) if wrong.any() else None
+
+
+def nearest_rows(wanted: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Return the index [n] of the table's row at the least distance from each of ``wanted`` [n, width], float64."""
+    best = torch.full((wanted.shape[0],), torch.inf, dtype=torch.float64)
+    found = torch.zeros_like(best, dtype=torch.int64)
+    step = max(1, PIECE // table.shape[1])
+    for start in range(0, table.shape[0], step):
+        piece = table[start : start + step].double()
+        # |w - r|^2 without |w|^2, which is the same for all rows
+        least, index = (piece.square().sum(1) - 2 * wanted @ piece.T).min(1)
+        nearer = least < best
+        best[nearer], found[nearer] = least[nearer], index[nearer] + start
+    return found
 
 
 def describe_ids(evidence: Evidence, ids: torch.Tensor, found: torch.Tensor, wrong: torch.Tensor) -> Cause | None:
@@ -105,7 +120,7 @@ def positions(
 def offset_wrapped(evidence: Evidence) -> Cause | None:
     """The flat offset of a row, id x width, wraps at a power of two, as 32-bit arithmetic does."""
     ids = wanted_ids(evidence)
-    flat = evidence.module.get_parameter("weight").reshape(-1)
+    flat = table_of(evidence).reshape(-1)
     if ids is None:
         return None
     width = evidence.actual.shape[-1]
@@ -124,9 +139,14 @@ def quantized(evidence: Evidence) -> Cause | None:
     if ids is None:
         return None
     table = table_of(evidence)
-    for name, bits, whole in (("int8, one scale a row", 8, False), ("int8, one scale", 8, True), ("int4", 4, False)):
-        candidate = integers(table, bits, per_tensor=whole)[ids] * table_scale(evidence)
-        if evidence.explains(candidate):
+    wanted, largest = table[ids].double(), table.abs().max().double()
+    rounded = {
+        "int8, one scale a row": integers(wanted, 8),
+        "int8, one scale": on_grid(wanted, largest, 8),
+        "int4": integers(wanted, 4),
+    }
+    for name, candidate in rounded.items():
+        if evidence.explains(candidate * table_scale(evidence)):
             return evidence.cause(
                 "weights quantized", 0.95, [f"the table holds {name}"], "keep the embedding unquantized"
             )
@@ -141,10 +161,8 @@ def zeroed(evidence: Evidence) -> Cause | None:
 
 
 def table_of(evidence: Evidence) -> torch.Tensor:
-    """Return the table [id, width]."""
-    table = parameter(evidence.module, "weight")
-    assert table is not None
-    return table
+    """Return the table [id, width] in its own dtype."""
+    return evidence.module.get_parameter("weight").detach()
 
 
 def positional(evidence: Evidence) -> bool:

@@ -19,15 +19,20 @@ def round_bits(tensor: torch.Tensor, bits: int) -> torch.Tensor:
 
 def integers(tensor: torch.Tensor, bits: int, *, group: int = 0, per_tensor: bool = False) -> torch.Tensor:
     """Round symmetrically to signed integers with one scale a row, a group of a row, or the whole tensor."""
-    top = 2 ** (bits - 1) - 1
     flat = tensor.reshape(1, -1) if per_tensor else tensor
     if group:
         if tensor.shape[-1] % group:
             return tensor
         flat = tensor.reshape(-1, group)
-    scale = flat.abs().amax(-1, keepdim=True).clamp(min=1e-30) / top
-    rounded: torch.Tensor = (flat / scale).round().clamp(-top - 1, top) * scale
-    return rounded.reshape(tensor.shape)
+    return on_grid(flat, flat.abs().amax(-1, keepdim=True), bits).reshape(tensor.shape)
+
+
+def on_grid(tensor: torch.Tensor, largest: torch.Tensor, bits: int) -> torch.Tensor:
+    """Round to signed integers, the largest of which stands for ``largest``."""
+    top = 2 ** (bits - 1) - 1
+    scale = largest.clamp(min=1e-30) / top
+    rounded: torch.Tensor = (tensor / scale).round().clamp(-top - 1, top) * scale
+    return rounded
 
 
 def affine(tensor: torch.Tensor, bits: int = 8) -> torch.Tensor:

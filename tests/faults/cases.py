@@ -67,6 +67,15 @@ EMBEDDINGS = [
     Case("int32", ids.as_int32(), EMBED, "int64 read as int32", "embedding.other_rows"),
     Case("8 bits", ids.changed("Mod", 256), EMBED, "ids truncated", "embedding.other_rows", "many_ids", prompts=LARGE),
     Case(
+        "16 bits",
+        ids.changed("Mod", 2**16),
+        EMBED,
+        "ids truncated",
+        "embedding.other_rows",
+        "large_vocabulary",
+        prompts=[5, 66_000, 6, 69_990, 65_536, 7],
+    ),
+    Case(
         "32 bits",
         ids.low_word(),
         EMBED,

@@ -88,6 +88,15 @@ class Measured:
             worst[key] = max(worst.get(key, least), result.metrics.rel_l2)
         return cls(worst, (f"{found.engine.label} against {found.reference.label}, {found.steps} steps",))
 
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {"errors": dict(self.errors), "sources": list(self.sources)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measured:
+        """Inverse of :meth:`to_json`."""
+        return cls({site: float(error) for site, error in data["errors"].items()}, tuple(data["sources"]))
+
     def __or__(self, other: Measured) -> Measured:
         """Return the worst of both."""
         worst = {key: max(self.errors.get(key, 0.0), value) for key, value in other.errors.items()}

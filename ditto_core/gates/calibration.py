@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.compare.rules import Measured
 from ditto_core.errors import UsageError
 from ditto_core.executor import Run, in_process
+from ditto_core.fingerprint import fingerprint
+from ditto_core.gates.journal import Journal, OnSample, carry_on
 from ditto_core.gates.suite import Sample, Suite
 from ditto_core.options import PairOptions
 from ditto_core.spec import EngineSpec, parse_outputs
@@ -17,6 +19,8 @@ from ditto_core.spec import EngineSpec, parse_outputs
 if TYPE_CHECKING:
     from ditto_core.gates.gate import Gate
     from ditto_core.workspace import Workspace
+
+STATE = "calibrations"
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,19 @@ class Calibration:
             remote=workspace.cache.remote,
         )
 
+    def key(self, suite: Suite, workspace: Workspace) -> str:
+        """Return a digest of all that decides what is measured; what is built, is built for it."""
+        import torch
+        import transformers
+
+        sides = [workspace.build(self.spec).directory.name]
+        if isinstance(self.reference, EngineSpec):
+            sides.append(workspace.build(self.reference).directory.name)
+        else:
+            model = workspace.digest(self.spec.model)
+            sides += [str(self.reference), model, str(self.spec.attention), torch.__version__, transformers.__version__]
+        return fingerprint(sides, suite.digest, self.steps, self.threads, self.device)
+
     def open(self, workspace: Workspace) -> Callable[[Sample], Measured]:
         """Build the engine, or find it, and open both sides."""
         from ditto_core.pair import Pair
@@ -78,18 +95,17 @@ def calibrate_suite(
     workspace: Workspace,
     *,
     run: Run = in_process,
-    on_sample: Callable[[int, int], None] | None = None,
+    on_sample: OnSample | None = None,
 ) -> list[Measured]:
     """Return what each sample measured, in the suite's order, for :func:`ditto_core.compare.rules.write_rules`.
 
-    The engine is built before the samples are handed out. Raises :class:`UsageError` for a sample that does not fit
-    the engine or on which a site diverges.
+    The engine is built before the samples are handed out. Each finished sample is written to a journal in the cache
+    at once: a run that was interrupted goes on where it stopped. Raises :class:`UsageError` for a sample that does
+    not fit the engine or on which a site diverges.
     """
-    workspace.build(work.spec)
+    path = workspace.cache.state(STATE) / f"{work.key(suite, workspace)}.jsonl"
+    journal = Journal(path, Measured.to_json, Measured.from_json)
     tasks = {sample.id: sample for sample in suite.samples}
-    found: dict[str, Measured] = {}
-    for name, measured in run(work, tasks, workspace):
-        found[name] = measured
-        if on_sample is not None:
-            on_sample(len(found), len(tasks))
+    found = carry_on(journal, f"calibration on {suite.name}", work, tasks, workspace, run=run, on_sample=on_sample)
+    journal.remove()
     return [found[name] for name in tasks]

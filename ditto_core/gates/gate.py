@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,9 @@ from ditto_core.executor import Run, in_process
 from ditto_core.fingerprint import fingerprint
 from ditto_core.gates.baseline import Baseline
 from ditto_core.gates.job import Job, Task
-from ditto_core.gates.journal import Journal
+from ditto_core.gates.journal import Journal, OnSample, carry_on
 from ditto_core.gates.policy import Policy
+from ditto_core.gates.record import Record
 from ditto_core.gates.result import GateResult, Identity
 from ditto_core.gates.shards import WHOLE, Shard
 from ditto_core.gates.suite import Suite
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 NEW_TOKENS = 16
 STATE = "gates"
-
-OnSample = Callable[[int, int], None]
-"""Told how many samples are done, of how many."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +84,11 @@ def run_gate(
     :class:`RunError` when a sample has no result in the end.
     """
     job, identity = prepare(gate, workspace, baseline)
-    journal = Journal(workspace.cache.state(STATE) / f"{fingerprint(identity.key, str(shard))}.jsonl")
+    path = workspace.cache.state(STATE) / f"{fingerprint(identity.key, str(shard))}.jsonl"
+    journal = Journal(path, Record.to_json, Record.from_json)
     mine = shard.of(gate.suite.samples)
-    done = {id: record for id, record in journal.read().items() if id in {sample.id for sample in mine}}
-    if done:
-        workspace.say(f"gate {gate.suite.name} goes on: {len(done)} of {len(mine)} samples are done")
-    left = [sample for sample in mine if sample.id not in done]
-    tasks = {sample.id: Task(sample, baseline.known(sample.id) if baseline else None) for sample in left}
-    for id, record in run(job, tasks, workspace):
-        journal.append(record)
-        done[id] = record
-        if on_sample is not None:
-            on_sample(len(done), len(mine))
+    tasks = {sample.id: Task(sample, baseline.known(sample.id) if baseline else None) for sample in mine}
+    done = carry_on(journal, f"gate {gate.suite.name}", job, tasks, workspace, run=run, on_sample=on_sample)
     lost = [sample.id for sample in mine if sample.id not in done]
     if lost:
         raise RunError(f"gate {gate.suite.name}: sample {lost[0]!r} has no result ({len(lost)} of {len(mine)} missing)")

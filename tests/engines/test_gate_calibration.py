@@ -1,5 +1,7 @@
 """Tolerances measured over a suite. The command is in test_gate_cli, several processes in test_gate_cluster."""
 
+from dataclasses import replace
+
 import pytest
 
 from ditto_core.compare.rules import load_tolerance, write_rules
@@ -31,6 +33,28 @@ def test_the_rules_are_twice_the_worst_error_of_all_samples(workspace, suite, tm
     for selector, end in (("model.layers.*.mlp", "mlp"), ("lm_head", "lm_head")):
         worst = max(r.metrics.rel_l2 for run in runs for r in run.results if r.site.endswith(end))
         assert bounds[selector] == pytest.approx(2 * max(worst, 2**-24), rel=1e-3)
+
+
+def test_an_interrupted_calibration_goes_on_where_it_stopped(workspace, tmp_path):
+    suite = tiny_suite(4, 0, 0)
+    work, said = Calibration.of(tiny_gate(suite), TAPS, workspace), []
+
+    def interrupted(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_suite(work, suite, workspace, on_sample=interrupted)
+    other = Calibration.of(tiny_gate(suite), TAPS[:1], workspace)
+    calibrate_suite(other, suite, replace(workspace, say=said.append))
+    assert said == []  # other taps measure something else
+    seen = []
+    resumed = calibrate_suite(
+        work, suite, replace(workspace, say=said.append), on_sample=lambda *count: seen.append(count)
+    )
+    assert said == ["calibration on tiny goes on: 2 of 4 samples are done"]
+    assert seen == [(3, 4), (4, 4)]
+    assert resumed == calibrate_suite(work, suite, workspace)
 
 
 def test_a_sample_that_does_not_fit_is_named(workspace):

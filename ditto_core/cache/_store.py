@@ -137,13 +137,15 @@ class Cache:
         """Remove entries unused for ``max_age`` seconds, then the least recently used beyond ``max_size`` bytes.
 
         Files shared by several entries count once. Returns what was removed (or would be); locked entries stay.
-        What dead builds left behind and entries that cannot be read go too.
+        What dead builds left behind and entries that cannot be read go too, and by-products (:meth:`state`) that were
+        last written ``max_age`` ago.
         """
         self._check_root()
         with self._explained():
+            keep, removed, now = self.entries(), [], time.time()
             if not dry_run:
                 self._sweep()
-            keep, removed, now = self.entries(), [], time.time()
+                self._forget(now - max_age if max_age is not None else 0)
             usage = Usage(keep)
             for entry in reversed(keep):
                 too_old = max_age is not None and now - entry.used > max_age
@@ -220,6 +222,11 @@ class Cache:
             target = path.with_name(path.name[1:].rsplit(".", 2)[0])
             with suppress(Timeout), self._lock(target.parent.name, target.name).acquire(timeout=0):
                 self._remove_leftovers(target)
+
+    def _forget(self, since: float) -> None:
+        for path in self.root.glob(f"{STATE}/*/*"):
+            if path.is_file() and path.stat().st_mtime < since:
+                path.unlink(missing_ok=True)
 
     def _remove(self, entry: Entry, dry_run: bool) -> bool:
         try:

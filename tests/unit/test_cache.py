@@ -247,6 +247,21 @@ def test_prune_counts_a_shared_file_once_and_frees_it_with_the_last_entry(tmp_pa
     assert [e.key for e in cache.prune(max_size=999)] == ["weights", "engine1", "engine2"]
 
 
+def test_prune_by_age_takes_by_products_along(tmp_path):
+    cache = Cache(tmp_path)
+    old, new = cache.state("floors") / "old.json", cache.state("gates") / "new.jsonl"
+    for path, age in ((old, 10 * 86400), (new, 0)):
+        path.write_text("{}")
+        os.utime(path, (time.time() - age,) * 2)
+    cache.prune(max_age=20 * 86400)
+    cache.prune(max_age=5 * 86400, dry_run=True)
+    cache.prune(max_size=0)
+    assert old.exists()
+    cache.prune(max_age=5 * 86400)
+    assert not old.exists()
+    assert new.exists()
+
+
 def test_prune_leaves_a_locked_entry_alone(tmp_path):
     script = """
         import sys, time

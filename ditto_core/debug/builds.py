@@ -80,6 +80,7 @@ class TensorRTBuilder:
 def run_tensorrt(folder: Path, feed: Arrays) -> dict[str, Any] | None:
     """Run a built engine once; None where there is no GPU that runs it."""
     from ditto_core.backends.base import get_backend
+    from ditto_core.localize.operators import as_array
     from ditto_core.spec import EngineSpec
 
     try:
@@ -88,7 +89,7 @@ def run_tensorrt(folder: Path, feed: Arrays) -> dict[str, Any] | None:
         return None
     try:
         values = session.step({name: tensor(array) for name, array in feed.items()}, lambda site, value: None)
-        return {name: value.cpu().numpy() for name, value in values.items()}
+        return {name: as_array(value) for name, value in values.items()}
     finally:
         session.close()
 

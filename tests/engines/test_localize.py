@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ditto_core.localize import EVERYTHING, Localization
+from ditto_core.generate import Sequencer
+from ditto_core.localize import EVERYTHING, Localization, Localizer, conclude
+from ditto_core.localize.operators import as_array
 from ditto_core.localize.text import cause_line, localization_text
 from ditto_core.models import tiny_decoder
 from ditto_core.options import PairOptions
@@ -112,6 +114,42 @@ def test_a_localization_survives_json_and_reads_as_text(workspace, tmp_path):
     assert text.startswith(f"blame {DOWN}: local error ")
     assert f"cause: weights not finite at {DOWN} (confidence 97%)" in text
     assert cause_line(again.cause).startswith(f"cause: weights not finite at {DOWN}: 1 of 64 output channels")
+
+
+class OnGpuStandIn(torch.Tensor):
+    """Stands in for a tensor on a GPU: all that can be done with it beside tensors of the CPU is to copy it there."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is not torch.Tensor.cpu:
+            raise RuntimeError(f"{func} got tensors on two devices")
+        with torch._C.DisableTorchFunctionSubclass():
+            return args[0].as_subclass(torch.Tensor).clone()
+
+
+def test_taps_on_a_gpu_are_measured_like_those_on_the_cpu(workspace, tmp_path):
+    pair = pair_with(workspace, tmp_path, weights.scaled(DOWN, 1.01))
+    model = workspace.model(pair.spec.model)
+    inputs = Sequencer(pair.encode(PROMPT)).inputs()
+    found = []
+    for kind in (torch.Tensor, OnGpuStandIn):
+        localizer = Localizer(model, pair.engine.taps, "float32")
+        localizer.start()
+        captured = {}
+        pair.engine.start(1)
+        pair.engine.step(inputs, lambda site, t, into=captured: into.__setitem__(site, t.clone()))
+        localizer.take(0, inputs, {site: tensor.as_subclass(kind) for site, tensor in captured.items()})
+        found.append(conclude(localizer))
+    assert found[1].to_json() == found[0].to_json()
+    assert (found[1].first.site, found[1].cause.kind) == (DOWN, "weight scaled")
+
+
+def test_tensors_of_any_device_and_dtype_become_arrays():
+    values = torch.tensor([1.0, -2.5, 3.0])
+    assert as_array(values.as_subclass(OnGpuStandIn)).tolist() == [1.0, -2.5, 3.0]
+    assert as_array(values.bfloat16()).tolist() == [1.0, -2.5, 3.0]
+    assert as_array(values.bfloat16()).dtype == "float32"
+    assert as_array(torch.tensor([2**40])).tolist() == [2**40]
 
 
 def test_the_command_blames_the_engine_in_a_directory(workspace, tmp_path, capsys):

@@ -148,3 +148,15 @@ class EditableTimingCacheStandIn:
 def test_entries_of_an_editable_timing_cache_are_key_and_tactic():
     assert timing_entries(EditableTimingCacheStandIn()) == {"key a": "0x00000000000000ff"}
     assert timing_entries(object()) == {}
+
+
+def test_verdicts_against_another_reference_are_refused():
+    words = ["--until", 1, "--inputs", "inputs.npz"]
+    debug("build", "bad.onnx", *words, "--reference", "good.onnx", "--save-debug-replay", "r.jsonl")
+    with pytest.raises(UsageError, match="is the replay of another search"):
+        debug("build", "bad.onnx", *words, "--reference", "bad.onnx", "--load-debug-replay", "r.jsonl")
+
+
+def test_the_folder_of_the_result_is_made():
+    debug("build", "good.onnx", "--until", 1, "--json", "new/folder/r.json", "--check", "true")
+    assert json.loads(Path("new/folder/r.json").read_text())["good"] == 1

@@ -37,13 +37,16 @@ def application() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line. An error of ours is one line on stderr and exit code 2; Ctrl-C is 130."""
+    """Run the command line. An error of ours, or of a file, is one line on stderr and exit code 2; Ctrl-C is 130."""
     # One thread: torch's default of one a core is many times slower when anything else runs on the machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         application()()
     except DittoError as error:
         print(f"ditto: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"ditto: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("ditto: interrupted; what was finished is in the cache and is used next time", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.metrics import measure
 from ditto_core.errors import RunError, UsageError, nearest
@@ -88,7 +88,7 @@ class Relations:
         """Return the terms with the noise floor measured on these rows."""
         return self.terms if self.noise is None else replace(self.terms, floor=noise_floor(*self.noise, rows))
 
-    def _prompt(self, ids: Ids) -> Ids:
+    def _prompt(self, ids: Any) -> Ids:
         if isinstance(ids, str) or not isinstance(ids, Sequence) or not is_single(ids):
             raise UsageError(f"relations got {ids!r:.60}, expected the token ids of one prompt, such as [5, 6, 7]")
         rows: list[Ids] = encode(ids, vocab_size=self.vocab_size).input_ids.tolist()

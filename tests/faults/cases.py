@@ -242,6 +242,8 @@ ROTATIONS = [
         "llama31",
         also=SINE,
     ),
+    Case("rope base near", rope.frequencies(unscaled(10005.0)), TABLE, "RoPE base", "rope.frequencies", also=SINE),
+    Case("rope table half", graph.through(TABLE, graph.HALF), TABLE, "narrow cast", "generic.narrow_format"),
     Case("rope low half", rope.frequencies(low_halved), TABLE, "RoPE scaling differs", "rope.frequencies", also=SINE),
     Case("rope amplitude", rope.amplified(1.1), TABLE, "RoPE amplitude", "rope.amplitude", also=SINE),
     Case(

@@ -51,7 +51,9 @@ def amplitude(evidence: Evidence) -> Cause | None:
     square = found[0].square() + found[1].square()
     size = float(square.mean().sqrt())
     own = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
-    if float((square.sqrt() - size).abs().max()) > 1e-3 or abs(size / own - 1) < 1e-3:
+    if not math.isfinite(size) or float((square.sqrt() - size).abs().max()) > 1e-3 or abs(size / own - 1) < 1e-3:
+        return None
+    if not evidence.explains(evidence.expected * size / own):
         return None
     line = f"sqrt(cos^2 + sin^2) = {size:.4g} everywhere, the model's attention scaling is {own:.4g}"
     return evidence.cause("RoPE amplitude", 0.95, [line], "check the attention factor of rope_scaling")

@@ -71,7 +71,7 @@ class TensorRTBuilder:
             folder = Path(name)
             save(with_fixed_shapes(Graph.load(self.model), feed), folder / "model.onnx")
             arguments = {"onnx_path": str(folder / "model.onnx"), "directory": name, "options": dict(self.options)}
-            tactics = run_isolated(TENSORRT_TARGET, arguments)
+            tactics = run_isolated(TENSORRT_TARGET, arguments, timeout=self.options["timeout"])
             shutil.copyfile(folder / ENGINE_FILE, path)
             write_tactics(path, tactics["library"], tactics["layers"], tactics["timings"])
             return run_tensorrt(folder, feed) if feed else None
@@ -121,9 +121,13 @@ def tactics_file(path: Path) -> Path:
 
 
 def make_builder(name: str, model: Path, engine: OnnxRuntime, options: Mapping[str, Any]) -> Builder:
-    """Return a builder by the name of its backend. Raises :class:`UsageError` for one that has none."""
+    """Return a builder by the name of its backend. Raises :class:`UsageError` for one that has none, or an option."""
     if name == "tensorrt":
-        return TensorRTBuilder(model, options)
+        from ditto_core.backends.tensorrt.options import Options
+
+        return TensorRTBuilder(model, Options.parse(options).to_json())
+    if name == "onnxruntime" and options:
+        raise UsageError(f"--option {next(iter(options))} is of no use to onnxruntime here, expected --level")
     if name == "onnxruntime":
         return OnnxRuntimeBuilder(model, engine)
     known = ("onnxruntime", "tensorrt")

@@ -62,6 +62,10 @@ def test_a_build_that_nothing_judges_is_an_error():
         debug("build", "bad.onnx", "--until", 2)
     with pytest.raises(DittoError, match="did you mean 'tensorrt'"):
         debug("build", "bad.onnx", "--until", 2, "--backend", "tensort", "--check", "true")
+    with pytest.raises(UsageError, match="has no option 'tf23'; did you mean 'tf32'"):
+        debug("build", "bad.onnx", "--until", 2, "--backend", "tensorrt", "--option", "tf23=true", "--check", "true")
+    with pytest.raises(UsageError, match="--option level is of no use to onnxruntime here, expected --level"):
+        debug("build", "bad.onnx", "--until", 2, "--option", "level=basic", "--check", "true")
 
 
 def test_tensorrt_engines_are_built_without_a_gpu_and_sorted_by_the_check():
@@ -70,7 +74,8 @@ def test_tensorrt_engines_are_built_without_a_gpu_and_sorted_by_the_check():
         "import json, os\nassert os.path.getsize('polygraphy_debug.engine') > 1000\n"
         "raise SystemExit(json.load(open('iteration.json'))['iteration'])\n"
     )
-    words = ["--backend", "tensorrt", "--until", "bad", "--inputs", "inputs.npz", "--check", sys.executable, "check.py"]
+    words = ["--backend", "tensorrt", "--option", "tf32=true", "--until", "bad", "--inputs", "inputs.npz"]
+    words += ["--check", sys.executable, "check.py"]
     debug("build", "good.onnx", *words)
     names = ["bad/polygraphy_debug_0001_rc1.engine", "bad/polygraphy_debug_tactics_0001_rc1.json"]
     assert [name for name in sorted_files() if name.startswith("bad/")] == names

@@ -13,7 +13,7 @@ from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace
-from tests.faults.cases import ALONE, CASES, NORM, TABLE, Case
+from tests.faults.cases import ALONE, CASES, NORM, PROBS, TABLE, Case
 from tests.faults.runs import CAUSES as RUN_CAUSES
 from tests.faults.runs import DOWN
 from tests.models import DECODERS, MORE
@@ -49,6 +49,7 @@ def noise(size):
 @pytest.mark.parametrize(
     ("site", "fault"),
     [
+        (PROBS, lambda edit: edit.change_value(PROBS, ("Add", [edit.scalar(0.01)], {}))),
         (DOWN, lambda edit: edit.change_weight(DOWN, noise(1e-5))),
         (DOWN, lambda edit: edit.change_weight(DOWN, noise(1e-2))),
         (NORM, lambda edit: edit.change_weight(NORM, noise(1e-2))),
@@ -59,7 +60,13 @@ def noise(size):
             ),
         ),
     ],
-    ids=["faint noise on a weight", "noise on a weight", "noise on a norm", "noise on cosines"],
+    ids=[
+        "offset of probabilities",
+        "faint noise on a weight",
+        "noise on a weight",
+        "noise on a norm",
+        "noise on cosines",
+    ],
 )
 def test_a_fault_of_no_known_kind_is_blamed_and_no_rule_names_it(workspace, tmp_path, site, fault):
     found = run(workspace, tmp_path, Case("noise", fault, site, "", ""))

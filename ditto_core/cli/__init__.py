@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = ("build", "run", "compare", "localize", "report", "inspect", "fuzz", "calibrate", "doctor")
+INTERRUPTED = 130
 GROUPS = ("debug", "gate", "cache")
 
 
@@ -48,6 +49,8 @@ def main() -> None:
     except OSError as error:
         print(f"ditto: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("ditto: interrupted; what was finished is in the cache and is used next time", file=sys.stderr)
-        sys.exit(130)
+    except (KeyboardInterrupt, SystemExit) as end:  # Typer makes an exit of Ctrl-C, without a word
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        print("ditto: interrupted; what was finished is kept, and the same command goes on", file=sys.stderr)
+        sys.exit(INTERRUPTED)

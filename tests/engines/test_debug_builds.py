@@ -1,6 +1,8 @@
 """`ditto debug build`, `repeat` and `diff-tactics`: what is built, how it is sorted, and what tells good from bad."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,6 +99,15 @@ def test_repeat_sorts_what_any_command_writes():
     assert output.splitlines()[-1].startswith("2 good, 1 bad of 3")
     assert sorted_files() == ["bad/out_0001_rc1.txt", "good/out_0000_rc0.txt", "good/out_0002_rc0.txt"]
     assert Path("ditto_debug_artifacts/bad/out_0001_rc1.txt").read_text() == "1"
+
+
+def test_ctrl_c_is_one_line_and_130():
+    Path("stop.py").write_text("import os, signal\nos.kill(os.getppid(), signal.SIGINT)\nsignal.pause()\n")
+    command = [sys.executable, "-m", "ditto_core", "debug", "repeat", "--until", "2", "--", sys.executable, "stop.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1].startswith("ditto: interrupted; what was finished is kept")
 
 
 def write_build(folder, name, layers, timings=()):

@@ -269,9 +269,9 @@ def test_without_a_gpu_an_engine_is_built_and_running_it_is_refused_with_the_rea
         engine.open()
 
 
-def ditto(*arguments: str) -> subprocess.CompletedProcess:
+def ditto(*arguments: str, columns: int = 200) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "ditto_core", *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": str(columns)}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -291,6 +291,8 @@ def test_inspect_shows_what_is_in_an_engine_as_tables_and_as_json(workspace):
 
 def test_inspect_of_an_onnx_runtime_engine_shows_its_nodes(workspace):
     engine = workspace.build(EngineSpec.of(DECODERS["llama"], outputs="model.layers.*"))
+    narrow = "".join(ditto("inspect", str(engine.directory), columns=60).stdout.split())
+    assert "…" not in narrow  # nothing is cut off, such as the end of a source line
     data = json.loads(ditto("inspect", str(engine.directory), "--json").stdout)["engine"]
     assert {"name": "logits", "dtype": "float32", "shape": ["batch", "length", 256]} in data["outputs"]
     assert any(layer["kind"] == "MatMul" and layer["modules"] == ["lm_head"] for layer in data["layers"])

@@ -15,7 +15,7 @@ from ditto_core.models import tiny_decoder
 from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
-from tests.faults import FaultyWorkspace, graph, rope, weights
+from tests.faults import FaultyWorkspace, cache, graph, rope, weights
 from tests.faults.runs import DOWN, PROMPT, pair_with
 from tests.models import DECODERS, bert, conv_net, llama
 
@@ -86,6 +86,17 @@ def test_the_operator_inside_the_blamed_site_is_named_after_one_more_build(works
         "model.layers.1.self_attn:k_rope",
         "model.layers.0:in.attention_mask",
     }
+
+
+def test_a_step_starts_from_the_engines_own_cache(workspace, tmp_path):
+    """All 12 tokens of a prefill are wrong, then one of 13: cached ones are what the engine itself wrote."""
+    site = "model.layers.1.self_attn:v_states"
+    pair = pair_with(workspace, tmp_path, cache.new_scaled(1, "value", 0.99))
+    found = pair.generate(list(range(5, 17)), max_new_tokens=3, localize=True).localization
+    prefill, first, second = (result.metrics.rel_l2 for result in found.by_site[site])
+    assert prefill == pytest.approx(0.01, rel=1e-2)
+    assert first < 0.5 * prefill
+    assert second < 0.5 * prefill
 
 
 def test_positions_that_count_padding_are_said_to_heal_under_rope(workspace, tmp_path):

@@ -14,12 +14,15 @@ from onnx import TensorProto
 
 from ditto_core.backends.base import BuildRequest, get_backend
 from ditto_core.backends.tensorrt import TensorRTBackend
+from ditto_core.backends.tensorrt.build import Order, configure
 from ditto_core.backends.tensorrt.layers import load_layers
-from ditto_core.backends.tensorrt.library import load_library
+from ditto_core.backends.tensorrt.library import Messages, load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
+from ditto_core.backends.tensorrt.network import Network
+from ditto_core.backends.tensorrt.options import Options
 from ditto_core.errors import BackendError, BuildError, UsageError
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec
+from ditto_core.spec import EngineSpec, ShapeProfile
 from tests.engines.onnx_files import node, save, two_layers
 from tests.models import DECODERS, bert, conv_net
 
@@ -93,6 +96,24 @@ def test_the_cache_key_tells_library_and_gpu(workspace):
     versions = get_backend("tensorrt").versions()
     assert load_library().version in versions.values()
     assert {"gpu", "driver"} <= versions.keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "tf32", "level", "workspace"),
+    [({}, False, None, None), ({"tf32": True, "optimization_level": 2, "workspace": "64MB"}, True, 2, 64_000_000)],
+)
+def test_flags_and_limits_reach_the_builders_configuration(tmp_path, given, tf32, level, workspace):
+    library = load_library()
+    trt, messages = library.module, Messages(library)
+    path = two_layers(tmp_path / "m.onnx")
+    network = Network.parse(library, messages, path)
+    profile = ShapeProfile.parse({"batch": (1, 2, 8)})
+    config = configure(network, Order(path, tmp_path, (), False, "float32", profile, Options(**given)))
+    assert config.get_flag(trt.BuilderFlag.TF32) is tf32
+    assert config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
+    assert level is None or config.builder_optimization_level == level
+    assert workspace is None or config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == workspace
+    assert config.num_optimization_profiles == 1
 
 
 def test_what_cannot_be_an_output_is_listed_with_the_reason(tmp_path):

@@ -75,7 +75,7 @@ class Corpus:
     def __init__(self, directory: Path, seed: int, identity: str) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        data = read(directory / STATE_FILE)
+        data = read(directory / STATE_FILE, ("identity", "seed", "rounds", "tried", "hardest"))
         if data is not None and data.get("identity") != identity:
             theirs = data.get("identity")
             raise UsageError(f"corpus {directory} is of {theirs}, this is {identity}: give another --corpus")
@@ -90,7 +90,7 @@ class Corpus:
     @property
     def failure(self) -> Failure | None:
         """The failure that an earlier run has left."""
-        data = read(self.directory / FAILURE_FILE)
+        data = read(self.directory / FAILURE_FILE, ("rows", "steps", "message", "shrunk"))
         return None if data is None else Failure(**{**data, "rows": as_rows(data["rows"])})
 
     @failure.setter
@@ -249,14 +249,16 @@ def as_rows(rows: Sequence[Sequence[int]]) -> Rows:
     return tuple(tuple(row) for row in rows)
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """Read a JSON file of a corpus; None when there is none. Raises :class:`UsageError` for a damaged one."""
+def read(path: Path, keys: Sequence[str]) -> dict[str, Any] | None:
+    """Read a JSON file of a corpus with these keys; None when there is none. Raises :class:`UsageError` otherwise."""
     try:
         data: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise UsageError(f"{path} is no JSON: remove it to begin anew") from error
+    if not isinstance(data, dict) or set(data) != set(keys):
+        raise UsageError(f"{path} is no file of a corpus: remove it to begin anew")
     return data
 
 

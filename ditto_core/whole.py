@@ -32,6 +32,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if target.exists():
             shutil.copymode(target, temporary)
         temporary.replace(target)
+    except OSError as error:
+        error.filename = str(path)  # the name that the user knows
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

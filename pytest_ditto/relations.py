@@ -35,6 +35,7 @@ def relations_of(pair: Pair) -> Relations:
         pair.reference,
         window=bool(number(config, "sliding_window")),
         longest=number(config, "max_position_embeddings"),
+        vocab_size=pair.vocab_size,
     )
 
 

@@ -181,6 +181,15 @@ def beyond_half() -> Any:
     return model
 
 
+def far_apart() -> Any:
+    """Llama whose queries and keys multiply to more than float16 holds."""
+    model = tiny_decoder("llama")
+    with torch.no_grad():
+        for projection in (model.model.layers[1].self_attn.q_proj, model.model.layers[1].self_attn.k_proj):
+            projection.weight.mul_(300)
+    return model
+
+
 MORE = {
     "llama31": llama31,
     "loud": loud,
@@ -192,4 +201,5 @@ MORE = {
     "clamped_ids": clamped_ids,
     "width_96": width_96,
     "beyond_half": beyond_half,
+    "far_apart": far_apart,
 }

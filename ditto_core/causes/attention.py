@@ -8,6 +8,7 @@ import torch
 
 from ditto_core.causes.base import Cause, Evidence, first_cause
 from ditto_core.causes.linear import slope
+from ditto_core.causes.norm import LARGEST_HALF
 
 
 def attention(evidence: Evidence) -> Cause | None:
@@ -75,6 +76,8 @@ def masked_row(evidence: Evidence) -> Cause | None:
     bad = torch.isnan(evidence.actual).any(-1).any(1)
     if found is None or not bad.any() or not all(torch.isfinite(t).all() for t in found):
         return None
+    if evidence.dtype == "float16" and float(scores(evidence).abs().amax((1, 3))[bad].max()) > LARGEST_HALF:
+        return None  # the products themselves do not fit: Inf less Inf is NaN too
     row, query = (int(i) for i in bad.nonzero()[0])
     line = f"probabilities of {int(bad.sum())} queries are NaN, their inputs are finite: first row {row}, query {query}"
     mask = evidence.inputs.get("attention_mask")

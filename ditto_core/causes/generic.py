@@ -16,6 +16,8 @@ def residual(evidence: Evidence) -> Cause | None:
     if len(terms) != 2 or len(names) != 2 or evidence.distance_between(terms[0] + terms[1], evidence.expected) > 1e-2:
         return None
     columns = torch.stack([evidence.chosen(term) for term in terms], 1)
+    if not (torch.isfinite(columns).all() and torch.isfinite(evidence.chosen(evidence.actual)).all()):
+        return None
     found = torch.linalg.lstsq(columns, evidence.chosen(evidence.actual)[:, None]).solution.flatten().tolist()
     candidate = terms[0] * found[0] + terms[1] * found[1]
     if not evidence.explains(candidate):
@@ -113,7 +115,7 @@ def constant_factor(evidence: Evidence) -> Cause | None:
 
 def all_zero(evidence: Evidence) -> Cause | None:
     """Nothing comes out."""
-    if not evidence.metrics.all_zero_actual or evidence.metrics.all_zero_expected:
+    if evidence.chosen(evidence.actual).any() or not evidence.chosen(evidence.expected).any():
         return None
     return evidence.cause("all zero", 0.8, ["the engine's tensor is zero everywhere"], "check the operator's inputs")
 

@@ -204,7 +204,8 @@ def some_rows(evidence: Evidence) -> Cause | None:
     error = (actual - expected).norm(dim=0) / expected.norm(dim=0).clamp(min=1e-30)
     bad = ~(error <= 20 * evidence.blame.bound)
     count = int(bad.sum())
-    if not 0 < count <= len(bad) // 4:
+    others = float((actual - expected)[:, ~bad].norm() / expected[:, ~bad].norm().clamp(min=1e-30))
+    if not 0 < count <= len(bad) // 4 or others > evidence.blame.bound:
         return None
     where = bad.nonzero().flatten().tolist()
     lines = [

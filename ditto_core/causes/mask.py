@@ -54,6 +54,8 @@ def view_of(evidence: Evidence) -> View | None:
     whole = evidence.inputs.get("attention_mask")
     if whole is None or len(shape) != 4 or shape[-1] != whole.shape[1]:
         return None
+    if torch.isnan(evidence.actual).any() or (evidence.port == "probs" and not are_probabilities(evidence)):
+        return None
     if evidence.port == "in.attention_mask":
         seen, wanted = evidence.actual >= 0, evidence.expected >= 0
     elif evidence.port == "probs":
@@ -64,6 +66,13 @@ def view_of(evidence: Evidence) -> View | None:
     distance = torch.arange(total)[None] - torch.arange(total - length, total)[:, None]
     seen, wanted = (part.any(1).expand(whole.shape[0], length, total) for part in (seen, wanted))
     return View(seen, wanted, distance, whole.bool(), whole[:, -length:].bool(), total - length)
+
+
+def are_probabilities(evidence: Evidence) -> bool:
+    """Tell whether each query's probabilities sum to one, or to zero where it sees no key."""
+    sums = evidence.actual.sum(-1)
+    fair = ((sums - 1).abs() < 0.02) | (evidence.actual == 0).all(-1)
+    return bool(fair.all()) and not bool((evidence.actual < 0).any())
 
 
 def name_pattern(evidence: Evidence, view: View) -> Cause | None:
@@ -141,11 +150,13 @@ def window(evidence: Evidence, view: View) -> Found:
 
 
 def not_causal(evidence: Evidence, view: View) -> Found:
-    """Every later token is seen."""
+    """Every later token is seen, and perhaps padding as well."""
     real = view.keys[:, None].expand_as(view.seen)
-    if view.lost.any() or not view.extra.any() or not agrees(view, real):
+    everything = agrees(view, torch.ones_like(real))
+    if view.lost.any() or not view.extra.any() or not (everything or agrees(view, real)):
         return None
-    return "causal mask missing", "every query sees all later tokens"
+    padded = ", and padding as well" if everything and not bool(real.all()) else ""
+    return "causal mask missing", f"every query sees all later tokens{padded}"
 
 
 def agrees(view: View, pattern: torch.Tensor) -> bool:

@@ -146,7 +146,8 @@ def scaled(evidence: Evidence) -> Cause | None:
     if not evidence.explains(candidate):
         return None
     line = f"output = {factor:.6g} x expected, {evidence.distance(candidate):.1e} is left after that"
-    return evidence.cause("weight scaled", evidence.confidence(candidate), [line], "compare the norm's weight")
+    kind: Kind = "weight scaled" if factor else "weights zeroed"
+    return evidence.cause(kind, evidence.confidence(candidate), [line], "compare the norm's weight")
 
 
 def other_weight(evidence: Evidence) -> Cause | None:

@@ -51,7 +51,9 @@ def amplitude(evidence: Evidence) -> Cause | None:
     square = found[0].square() + found[1].square()
     size = float(square.mean().sqrt())
     own = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
-    if float((square.sqrt() - size).abs().max()) > 1e-3 or abs(size / own - 1) < 1e-3:
+    if not math.isfinite(size) or float((square.sqrt() - size).abs().max()) > 1e-3 or abs(size / own - 1) < 1e-3:
+        return None
+    if not evidence.explains(evidence.expected * size / own):
         return None
     line = f"sqrt(cos^2 + sin^2) = {size:.4g} everywhere, the model's attention scaling is {own:.4g}"
     return evidence.cause("RoPE amplitude", 0.95, [line], "check the attention factor of rope_scaling")
@@ -68,7 +70,7 @@ def frequencies(evidence: Evidence) -> Cause | None:
     if own is None or len(own) != half or bool((engine <= 0).any()):
         return None
     ratio = engine / own
-    if float((ratio - 1).abs().max()) < 1e-5:
+    if float((ratio - 1).abs().max()) < 1e-5 or not evidence.explains(table(evidence, engine), share=0.7):
         return None
     return describe(evidence, engine, own, ratio)
 
@@ -102,17 +104,17 @@ def describe(evidence: Evidence, engine: torch.Tensor, own: torch.Tensor, ratio:
     theta = flat(parameters).get("rope_theta") or getattr(evidence.config, "rope_theta", None) or 1e4
     exponents = torch.arange(len(own), dtype=torch.float64) / len(own)
     fitted = fit_base(engine, exponents)
-    if fitted is not None and abs(fitted / theta - 1) < 1e-3:
+    if fitted is not None and is_base(fitted, theta) and not is_base(fit_base(own, exponents), theta):
         kind = str(flat(parameters).get("rope_type", "scaling"))
         line = f"the engine's frequencies are the unscaled ones of base {theta:g}; the model applies {kind!r} scaling"
         return evidence.cause("RoPE scaling ignored", 0.98, [line, where], "export rope_scaling, or compare its values")
-    if float((ratio / ratio.mean() - 1).abs().max()) < 1e-3:
+    if float((ratio / ratio.mean() - 1).abs().max()) < min(1e-3, 0.1 * abs(float(ratio.mean()) - 1)):
         factor = 1 / float(ratio.mean())
         line = f"all frequencies are divided by {factor:.6g}"
         return evidence.cause("RoPE scaling factor", 0.97, [line, where], "compare rope_scaling's factor on both sides")
     if fitted is not None:
         near = min(BASES, key=lambda base: abs(math.log(base / fitted)))
-        shown = near if abs(near / fitted - 1) < 0.02 else fitted
+        shown = near if abs(near / fitted - 1) < 0.02 and near != theta else fitted
         line = f"the engine's frequencies have the base {shown:.6g}, the model's {theta:g}"
         return evidence.cause("RoPE base", 0.97, [line, where], "compare rope_theta on both sides")
     changed = ((ratio - 1).abs() > 1e-4).nonzero().flatten().tolist()
@@ -121,6 +123,11 @@ def describe(evidence: Evidence, engine: torch.Tensor, own: torch.Tensor, ratio:
         f"by factors {float(ratio[changed].min()):.4g} to {float(ratio[changed].max()):.4g}"
     )
     return evidence.cause("RoPE scaling differs", 0.85, [line, where], "compare rope_scaling's parameters")
+
+
+def is_base(fitted: float | None, theta: float) -> bool:
+    """Tell whether a fitted base is ``theta``."""
+    return fitted is not None and abs(fitted / theta - 1) < 1e-3
 
 
 def flat(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,26 +148,26 @@ def fit_base(frequency: torch.Tensor, exponents: torch.Tensor) -> float | None:
 def shifted(evidence: Evidence) -> Cause | None:
     """The right table at other positions."""
     found, positions = tables(evidence), evidence.inputs.get("position_ids")
-    if found is None or positions is None or parameter(evidence.module, own_name(evidence)) is None:
+    inverse = parameter(evidence.module, own_name(evidence))
+    if found is None or positions is None or inverse is None:
         return None
     mask = evidence.inputs["attention_mask"]
     plain = torch.arange(evidence.past_length, mask.shape[1]).expand_as(positions)[:, -positions.shape[1] :]
-    if not mask.bool().all() and evidence.explains(table(evidence, plain)):
+    if not mask.bool().all() and evidence.explains(table(evidence, inverse, plain)):
         bad = (~mask.bool().all(1)).nonzero().flatten().tolist()
         line = f"positions count padding: only the padded rows {bad} are wrong"
         return evidence.cause("padding positions", 0.97, [line], "pass position_ids made from the attention mask")
     for offset in (-2, -1, 1, 2, -evidence.past_length):
-        if offset and evidence.explains(table(evidence, (positions + offset).clamp(min=0))):
+        if offset and evidence.explains(table(evidence, inverse, (positions + offset).clamp(min=0))):
             line = f"every position is off by {offset:+d}"
             return evidence.cause("positions shifted", 0.97, [line], "check where the engine starts to count")
     return None
 
 
-def table(evidence: Evidence, positions: torch.Tensor) -> torch.Tensor:
-    """Return the model's cosine or sine table at other positions."""
-    inverse = parameter(evidence.module, own_name(evidence))
-    assert inverse is not None
-    angles = positions.double()[..., None] * inverse
+def table(evidence: Evidence, frequency: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a cosine or sine table of frequencies [dim / 2], at the step's positions or at others."""
+    where = evidence.inputs["position_ids"] if positions is None else positions
+    angles = where.double()[..., None] * frequency
     both = torch.cat([angles, angles], -1)
     scale = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
     return (both.sin() if evidence.port == "out.1" else both.cos()) * scale

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = ("build", "run", "compare", "localize", "report", "inspect", "fuzz", "calibrate", "doctor")
+INTERRUPTED = 130
 GROUPS = ("debug", "gate", "cache")
 
 
@@ -37,7 +38,7 @@ def application() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line. An error of ours is one line on stderr and exit code 2; Ctrl-C is 130."""
+    """Run the command line. An error of ours, or of a file, is one line on stderr and exit code 2; Ctrl-C is 130."""
     # One thread: torch's default of one a core is many times slower when anything else runs on the machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
@@ -45,6 +46,11 @@ def main() -> None:
     except DittoError as error:
         print(f"ditto: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("ditto: interrupted; what was finished is in the cache and is used next time", file=sys.stderr)
-        sys.exit(130)
+    except OSError as error:
+        print(f"ditto: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, SystemExit) as end:  # Typer makes an exit of Ctrl-C, without a word
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        print("ditto: interrupted; what was finished is kept, and the same command goes on", file=sys.stderr)
+        sys.exit(INTERRUPTED)

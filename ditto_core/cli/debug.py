@@ -11,6 +11,7 @@ import typer
 from ditto_core.cli import debug_options as shared
 from ditto_core.cli.gate_options import Cluster, Jobs
 from ditto_core.errors import UsageError
+from ditto_core.whole import write_whole
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -222,6 +223,7 @@ def diff_tactics(
 
 
 def write_json(path: Path | None, data: dict[str, Any]) -> None:
-    """Write a result where the user wants it."""
+    """Write a result where the user wants it; folders above it are made, as for the model."""
     if path is not None:
-        path.write_text(json.dumps(data, indent=1, default=str) + "\n")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(data, indent=1, default=str) + "\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from ditto_core.backends.base import EngineTensor, Inspection
@@ -72,8 +72,14 @@ def tables(engine: Engine, inside: Inspection | None, layers: bool) -> Iterable[
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a plain table."""
-    made = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    """Return a plain table; a narrow terminal breaks words rather than cutting a source line off."""
+    made = Table(
+        *(Column(name, overflow="fold") for name in columns),
+        title=title,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
     for row in rows:
         made.add_row(*(cell.replace("[", "\\[") for cell in row))
     return made

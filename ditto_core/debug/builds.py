@@ -71,7 +71,7 @@ class TensorRTBuilder:
             folder = Path(name)
             save(with_fixed_shapes(Graph.load(self.model), feed), folder / "model.onnx")
             arguments = {"onnx_path": str(folder / "model.onnx"), "directory": name, "options": dict(self.options)}
-            tactics = run_isolated(TENSORRT_TARGET, arguments)
+            tactics = run_isolated(TENSORRT_TARGET, arguments, timeout=self.options["timeout"])
             shutil.copyfile(folder / ENGINE_FILE, path)
             write_tactics(path, tactics["library"], tactics["layers"], tactics["timings"])
             return run_tensorrt(folder, feed) if feed else None
@@ -80,6 +80,7 @@ class TensorRTBuilder:
 def run_tensorrt(folder: Path, feed: Arrays) -> dict[str, Any] | None:
     """Run a built engine once; None where there is no GPU that runs it."""
     from ditto_core.backends.base import get_backend
+    from ditto_core.localize.operators import as_array
     from ditto_core.spec import EngineSpec
 
     try:
@@ -88,7 +89,7 @@ def run_tensorrt(folder: Path, feed: Arrays) -> dict[str, Any] | None:
         return None
     try:
         values = session.step({name: tensor(array) for name, array in feed.items()}, lambda site, value: None)
-        return {name: value.cpu().numpy() for name, value in values.items()}
+        return {name: as_array(value) for name, value in values.items()}
     finally:
         session.close()
 
@@ -120,9 +121,13 @@ def tactics_file(path: Path) -> Path:
 
 
 def make_builder(name: str, model: Path, engine: OnnxRuntime, options: Mapping[str, Any]) -> Builder:
-    """Return a builder by the name of its backend. Raises :class:`UsageError` for one that has none."""
+    """Return a builder by the name of its backend. Raises :class:`UsageError` for one that has none, or an option."""
     if name == "tensorrt":
-        return TensorRTBuilder(model, options)
+        from ditto_core.backends.tensorrt.options import Options
+
+        return TensorRTBuilder(model, Options.parse(options).to_json())
+    if name == "onnxruntime" and options:
+        raise UsageError(f"--option {next(iter(options))} is of no use to onnxruntime here, expected --level")
     if name == "onnxruntime":
         return OnnxRuntimeBuilder(model, engine)
     known = ("onnxruntime", "tensorrt")

@@ -126,6 +126,15 @@ class Iterations:
         self.say(f"{index}: {verdict.word} in {verdict.seconds:.1f} s, {verdict.reason} ({what})")
         return verdict
 
+    def pointless(self, message: str) -> UsageError:
+        """Return the error that ends a search which only another command can mend.
+
+        Its verdicts go, unless they were asked for: the changed command would be refused because of them.
+        """
+        if self.options.save_replay is None:
+            self.journal.verdicts.clear()
+        return UsageError(message)
+
     def _check(self, index: int) -> Verdict:
         if self.options.check is None:
             raise UsageError("nothing judges the iterations: give --check COMMAND")

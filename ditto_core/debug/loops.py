@@ -15,7 +15,7 @@ from ditto_core.debug.builds import Builder, tactics_file
 from ditto_core.debug.check import CommandCheck, Verdict
 from ditto_core.debug.graph import Arrays, Graph
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say, Until
-from ditto_core.debug.oracle import distance
+from ditto_core.debug.oracle import digest, distance
 from ditto_core.errors import UsageError
 from ditto_core.fingerprint import fingerprint, hash_file
 
@@ -138,8 +138,8 @@ class BuildLoop:
     def identity(self) -> str:
         """Return the fingerprint of everything that decides the verdicts."""
         check = self.iteration.check
-        feed = {name: fingerprint(array.tolist()) for name, array in sorted(self.feed.items())}
-        how = check.to_json() if check else self.tolerance
+        feed, good = ({name: digest(array) for name, array in sorted(v.items())} for v in (self.feed, self.expected))
+        how = check.to_json() if check else [self.tolerance, good]
         return fingerprint("build", hash_file(self.model), self.builder.name, vars(self.builder), feed, how)
 
     def _from_first(self, index: int, values: Arrays) -> dict[str, str]:

@@ -158,8 +158,10 @@ class PrecisionSearch:
         if meets(frozenset()):
             return []
         everything = frozenset(self.order)
+        if self.left == 0:
+            raise UsageError("--builds 1 shows that the graph as it is fails, and nothing more: expected 2 or more")
         if not meets(everything):
-            raise UsageError(
+            raise iterations.pointless(
                 f"even with all {len(everything)} operators in {self.options.keep} it fails "
                 f"({self.reasons[everything]}): precision is not the fault, or the tolerance is too tight for it"
             )

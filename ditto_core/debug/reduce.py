@@ -135,12 +135,12 @@ class Search:
         everything = frozenset(range(len(self.graph.nodes)))
         verdict = iterations.run("all", partial(self.judge, everything), "the whole model, which must fail")
         if verdict.good:
-            raise UsageError(f"the whole model passes ({verdict.reason}), so there is no failure to reduce")
+            raise iterations.pointless(f"the whole model passes ({verdict.reason}), so there is no failure to reduce")
         if self.iteration.check is None:
             return  # the built-in comparison of the reference with itself cannot fail
         verdict = iterations.run("good", self._make_good, "a good model, which must pass")
         if not verdict.good:
-            raise UsageError(
+            raise iterations.pointless(
                 f"the check fails on a good model too ({verdict.reason}): it does not test for this fault; narrow it "
                 f"with --fail-regex or --fail-code"
             )

@@ -105,7 +105,11 @@ class Localizer:
             replay.start()
 
     def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
-        """Measure one step: its ``inputs``, and the engine's taps by site, which are only read."""
+        """Measure one step: its ``inputs``, and the engine's taps by site, which are only read.
+
+        The model is replayed on the CPU: taps that lie on a GPU are copied there.
+        """
+        inputs, captured = on_host(inputs), on_host(captured)
         valid = Valid(inputs)
         values: dict[str, torch.Tensor] = {}
         self.truth.step(inputs, captured, lambda tap, tensor: values.update({tap.site: tensor.clone()}))
@@ -174,6 +178,11 @@ class Valid:
     def of(self, tap: Tap) -> torch.Tensor | None:
         """Return a mask that broadcasts to the tap, or None when everything counts."""
         return None if self._mask is None else valid_elements(tap.axes, self._mask, self._length)
+
+
+def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors on the CPU; those that are there already are not copied."""
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) -> Metrics:

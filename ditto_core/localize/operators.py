@@ -77,15 +77,21 @@ class Reader:
 
     def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
         """Measure when the step is the one that was blamed."""
-        arrays = {self._values[site]: tensor.numpy() for site, tensor in captured.items() if site in self._values}
+        arrays = {self._values[site]: as_array(tensor) for site, tensor in captured.items() if site in self._values}
         if step == self._check.step:
-            given = {name: tensor.numpy() for name, tensor in inputs.items()}
+            given = {name: as_array(tensor) for name, tensor in inputs.items()}
             self.worst = self._check.measure({**self._past, **given, **arrays})
         self._past = {
             name.replace("present.", "past_key_values."): array.copy()
             for name, array in arrays.items()
             if name.startswith("present.")
         }
+
+
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return a tensor, of any device, as an array; numpy has no bfloat16, float32 holds its values."""
+    host = tensor.cpu()
+    return (host.float() if host.dtype == torch.bfloat16 else host).numpy()
 
 
 def operator_error(operator: Operator, values: Mapping[str, Any], graph: Graph) -> float | None:

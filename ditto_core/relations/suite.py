@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.metrics import measure
 from ditto_core.errors import RunError, UsageError, nearest
+from ditto_core.generate import encode, is_single
 from ditto_core.relations import checks
 from ditto_core.relations.checks import Ids, Terms
 from ditto_core.relations.feed import capture, feed
@@ -35,7 +36,7 @@ class Relations:
 
     ``noise`` is a reference and the same in the session's dtype: their difference on the very tokens is the noise
     floor. Without it the table of dtypes gives the bounds. ``window``: the model has a sliding window, which counts
-    right padding as distance. ``longest``: the model's largest position, 0 for none.
+    right padding as distance. ``longest``: the model's largest position, ``vocab_size``: how many ids it has; 0: none.
     """
 
     session: Session
@@ -44,9 +45,12 @@ class Relations:
     reference: Session | None = None
     window: bool = False
     longest: int = 0
+    vocab_size: int = 0
 
     def check(self, ids: Ids, *names: str) -> tuple[Relation, ...]:
-        """Check the named relations (default: all in ``CHECKS``) on one prompt. Raises :class:`UsageError`.
+        """Check the named relations (default: all in ``CHECKS``) on the token ids of one prompt.
+
+        Raises :class:`UsageError` for anything else, and for ids outside the vocabulary.
 
         ``chunked_prefill`` needs three tokens. Sizes outside the engine's profile are an error: name the relations
         that fit.
@@ -54,6 +58,7 @@ class Relations:
         for name in names:
             if name not in CHECKS:
                 raise UsageError(f"unknown relation {name!r}, expected {', '.join(CHECKS)}{nearest(name, CHECKS)}")
+        ids = self._prompt(ids)
         terms = self.terms_for([ids])
         return tuple(self._one(name, ids, terms) for name in names or CHECKS)
 
@@ -61,6 +66,7 @@ class Relations:
         """Check the smallest, typical, largest and off-grid sizes of the profile, against the reference if any."""
         if self.terms.profile is None:
             raise UsageError("no profile given, expected one with the sizes that the engine serves")
+        ids = self._prompt(ids)
         terms = self.terms_for([ids])
         return tuple(
             checks.shapes(
@@ -81,6 +87,12 @@ class Relations:
     def terms_for(self, rows: Sequence[Ids]) -> Terms:
         """Return the terms with the noise floor measured on these rows."""
         return self.terms if self.noise is None else replace(self.terms, floor=noise_floor(*self.noise, rows))
+
+    def _prompt(self, ids: Any) -> Ids:
+        if isinstance(ids, str) or not isinstance(ids, Sequence) or not is_single(ids):
+            raise UsageError(f"relations got {ids!r:.60}, expected the token ids of one prompt, such as [5, 6, 7]")
+        rows: list[Ids] = encode(ids, vocab_size=self.vocab_size).input_ids.tolist()
+        return rows[0]
 
     def _one(self, name: str, ids: Ids, terms: Terms) -> Relation:
         extra = {"decode": not self.window} if name == "right_padding" else {}

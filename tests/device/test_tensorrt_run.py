@@ -203,6 +203,24 @@ def test_a_fault_in_the_onnx_is_found_at_its_site(workspace, tmp_path):
     pair.close()
 
 
+def test_local_errors_are_measured_on_the_engines_own_tensors(workspace, tmp_path):
+    """The model is replayed on the CPU, on taps that lie on the GPU; no sum of this engine is rounded narrowly."""
+    spec = spec_of(DECODERS["llama"], "bfloat16")
+    healthy = Pair(workspace, spec, GPU).generate(PROMPTS, max_new_tokens=3, localize=True).localization
+    assert len(healthy.by_site) >= 40
+    assert not [cause for cause in healthy.causes if cause.fault]
+    faulty = replace(workspace.export(spec), directory=tmp_path / "export")
+    copy_export(workspace.export(spec).directory, faulty.directory)
+    scale_weight(faulty.onnx_path, "model.layers.1.mlp.down_proj", 1.25)
+    (tmp_path / "engine").mkdir()
+    engine = replace(build_into(spec, faulty, tmp_path / "engine"), spec=spec)
+    pair = Pair(workspace, spec, PairOptions(device="cuda", observer=False), engine)
+    found = pair.generate(PROMPTS, max_new_tokens=3, localize=True).localization
+    assert found.first.site == "model.layers.1.mlp.down_proj"
+    assert (found.cause.kind, found.cause.site) == ("weight scaled", "model.layers.1.mlp.down_proj")
+    pair.close()
+
+
 def copy_export(source, target) -> None:
     target.mkdir()
     for file in source.iterdir():

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from ditto_core.causes import KINDS, RULES, Kind
@@ -12,8 +13,9 @@ from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace
-from tests.faults.cases import ALONE, CASES
+from tests.faults.cases import ALONE, CASES, NORM, PROBS, TABLE, Case
 from tests.faults.runs import CAUSES as RUN_CAUSES
+from tests.faults.runs import DOWN
 from tests.models import DECODERS, MORE
 
 
@@ -35,6 +37,41 @@ def test_blamed_site_is_right_and_cause_is_named(workspace, tmp_path, case):
     assert found.cause is not None
     named = (found.cause.kind, found.cause.site, found.cause.rule)
     assert named == (case.kind, case.site, case.rule), found.causes
+
+
+def noise(size):
+    def change(w):
+        return w * (1 + size * np.random.default_rng(0).standard_normal(w.shape))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("site", "fault"),
+    [
+        (PROBS, lambda edit: edit.change_value(PROBS, ("Add", [edit.scalar(0.01)], {}))),
+        (DOWN, lambda edit: edit.change_weight(DOWN, noise(1e-5))),
+        (DOWN, lambda edit: edit.change_weight(DOWN, noise(1e-2))),
+        (NORM, lambda edit: edit.change_weight(NORM, noise(1e-2))),
+        (
+            TABLE,
+            lambda edit: edit.change_value(
+                TABLE, ("Add", [edit.constant(noise(1)(np.full(16, 1e-3)).astype("f4"))], {})
+            ),
+        ),
+    ],
+    ids=[
+        "offset of probabilities",
+        "faint noise on a weight",
+        "noise on a weight",
+        "noise on a norm",
+        "noise on cosines",
+    ],
+)
+def test_a_fault_of_no_known_kind_is_blamed_and_no_rule_names_it(workspace, tmp_path, site, fault):
+    found = run(workspace, tmp_path, Case("noise", fault, site, "", ""))
+    assert [item.site for item in found.blamed] == [site]
+    assert found.causes == ()
 
 
 @pytest.mark.parametrize("rule", RUN_CAUSES)

@@ -1,6 +1,8 @@
 """`ditto debug build`, `repeat` and `diff-tactics`: what is built, how it is sorted, and what tells good from bad."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,6 +64,10 @@ def test_a_build_that_nothing_judges_is_an_error():
         debug("build", "bad.onnx", "--until", 2)
     with pytest.raises(DittoError, match="did you mean 'tensorrt'"):
         debug("build", "bad.onnx", "--until", 2, "--backend", "tensort", "--check", "true")
+    with pytest.raises(UsageError, match="has no option 'tf23'; did you mean 'tf32'"):
+        debug("build", "bad.onnx", "--until", 2, "--backend", "tensorrt", "--option", "tf23=true", "--check", "true")
+    with pytest.raises(UsageError, match="--option level is of no use to onnxruntime here, expected --level"):
+        debug("build", "bad.onnx", "--until", 2, "--option", "level=basic", "--check", "true")
 
 
 def test_tensorrt_engines_are_built_without_a_gpu_and_sorted_by_the_check():
@@ -70,7 +76,8 @@ def test_tensorrt_engines_are_built_without_a_gpu_and_sorted_by_the_check():
         "import json, os\nassert os.path.getsize('polygraphy_debug.engine') > 1000\n"
         "raise SystemExit(json.load(open('iteration.json'))['iteration'])\n"
     )
-    words = ["--backend", "tensorrt", "--until", "bad", "--inputs", "inputs.npz", "--check", sys.executable, "check.py"]
+    words = ["--backend", "tensorrt", "--option", "tf32=true", "--until", "bad", "--inputs", "inputs.npz"]
+    words += ["--check", sys.executable, "check.py"]
     debug("build", "good.onnx", *words)
     names = ["bad/polygraphy_debug_0001_rc1.engine", "bad/polygraphy_debug_tactics_0001_rc1.json"]
     assert [name for name in sorted_files() if name.startswith("bad/")] == names
@@ -92,6 +99,15 @@ def test_repeat_sorts_what_any_command_writes():
     assert output.splitlines()[-1].startswith("2 good, 1 bad of 3")
     assert sorted_files() == ["bad/out_0001_rc1.txt", "good/out_0000_rc0.txt", "good/out_0002_rc0.txt"]
     assert Path("ditto_debug_artifacts/bad/out_0001_rc1.txt").read_text() == "1"
+
+
+def test_ctrl_c_is_one_line_and_130():
+    Path("stop.py").write_text("import os, signal\nos.kill(os.getppid(), signal.SIGINT)\nsignal.pause()\n")
+    command = [sys.executable, "-m", "ditto_core", "debug", "repeat", "--until", "2", "--", sys.executable, "stop.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1].startswith("ditto: interrupted; what was finished is kept")
 
 
 def write_build(folder, name, layers, timings=()):
@@ -148,3 +164,15 @@ class EditableTimingCacheStandIn:
 def test_entries_of_an_editable_timing_cache_are_key_and_tactic():
     assert timing_entries(EditableTimingCacheStandIn()) == {"key a": "0x00000000000000ff"}
     assert timing_entries(object()) == {}
+
+
+def test_verdicts_against_another_reference_are_refused():
+    words = ["--until", 1, "--inputs", "inputs.npz"]
+    debug("build", "bad.onnx", *words, "--reference", "good.onnx", "--save-debug-replay", "r.jsonl")
+    with pytest.raises(UsageError, match="is the replay of another search"):
+        debug("build", "bad.onnx", *words, "--reference", "bad.onnx", "--load-debug-replay", "r.jsonl")
+
+
+def test_the_folder_of_the_result_is_made():
+    debug("build", "good.onnx", "--until", 1, "--json", "new/folder/r.json", "--check", "true")
+    assert json.loads(Path("new/folder/r.json").read_text())["good"] == 1

@@ -193,6 +193,7 @@ def test_a_failure_that_does_not_fail_and_a_pass_that_does_not_pass_are_errors(a
     with pytest.raises(DittoError, match=message):
         reduce(*arguments)
     assert not Path("out.onnx").exists()
+    assert not list(Path().glob("*.jsonl"))  # the mended command would be refused for another's verdicts
 
 
 KILLING = """

@@ -121,3 +121,18 @@ def test_the_command_exits_with_0_1_or_2(model_directory, shared_cache_dir, tmp_
     assert "engine diverges at model.layers.0, step 0: " in replayed.output
     wrong = CliRunner().invoke(application(), [*common, "--deadline", "soon"])
     assert isinstance(wrong.exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("fuzz.json", "{", "is no JSON"),
+        ("fuzz.json", '{"identity": "toy"}', "is no file of a corpus"),
+        ("failure.json", '{"rows": 5}', "is no file of a corpus"),
+        ("failure.json", "[]", "is no file of a corpus"),
+    ],
+)
+def test_a_damaged_corpus_is_an_error_that_names_the_file(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=f"{name} {message}"):
+        Corpus(tmp_path, 0, "toy").failure  # noqa: B018

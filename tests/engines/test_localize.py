@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ditto_core.localize import EVERYTHING, Localization
+from ditto_core.generate import Sequencer
+from ditto_core.localize import EVERYTHING, Localization, Localizer, conclude
+from ditto_core.localize.operators import as_array
 from ditto_core.localize.text import cause_line, localization_text
 from ditto_core.models import tiny_decoder
 from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
-from tests.faults import FaultyWorkspace, graph, rope, weights
+from tests.faults import FaultyWorkspace, cache, graph, rope, weights
 from tests.faults.runs import DOWN, PROMPT, pair_with
 from tests.models import DECODERS, bert, conv_net, llama
 
@@ -86,6 +88,17 @@ def test_the_operator_inside_the_blamed_site_is_named_after_one_more_build(works
     }
 
 
+def test_a_step_starts_from_the_engines_own_cache(workspace, tmp_path):
+    """All 12 tokens of a prefill are wrong, then one of 13: cached ones are what the engine itself wrote."""
+    site = "model.layers.1.self_attn:v_states"
+    pair = pair_with(workspace, tmp_path, cache.new_scaled(1, "value", 0.99))
+    found = pair.generate(list(range(5, 17)), max_new_tokens=3, localize=True).localization
+    prefill, first, second = (result.metrics.rel_l2 for result in found.by_site[site])
+    assert prefill == pytest.approx(0.01, rel=1e-2)
+    assert first < 0.5 * prefill
+    assert second < 0.5 * prefill
+
+
 def test_positions_that_count_padding_are_said_to_heal_under_rope(workspace, tmp_path):
     """Only differences of positions count, so the logits agree though cosine, sine, queries and keys do not."""
     pair = pair_with(workspace, tmp_path, rope.positions_from_zero())
@@ -112,6 +125,42 @@ def test_a_localization_survives_json_and_reads_as_text(workspace, tmp_path):
     assert text.startswith(f"blame {DOWN}: local error ")
     assert f"cause: weights not finite at {DOWN} (confidence 97%)" in text
     assert cause_line(again.cause).startswith(f"cause: weights not finite at {DOWN}: 1 of 64 output channels")
+
+
+class OnGpuStandIn(torch.Tensor):
+    """Stands in for a tensor on a GPU: all that can be done with it beside tensors of the CPU is to copy it there."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is not torch.Tensor.cpu:
+            raise RuntimeError(f"{func} got tensors on two devices")
+        with torch._C.DisableTorchFunctionSubclass():
+            return args[0].as_subclass(torch.Tensor).clone()
+
+
+def test_taps_on_a_gpu_are_measured_like_those_on_the_cpu(workspace, tmp_path):
+    pair = pair_with(workspace, tmp_path, weights.scaled(DOWN, 1.01))
+    model = workspace.model(pair.spec.model)
+    inputs = Sequencer(pair.encode(PROMPT)).inputs()
+    found = []
+    for kind in (torch.Tensor, OnGpuStandIn):
+        localizer = Localizer(model, pair.engine.taps, "float32")
+        localizer.start()
+        captured = {}
+        pair.engine.start(1)
+        pair.engine.step(inputs, lambda site, t, into=captured: into.__setitem__(site, t.clone()))
+        localizer.take(0, inputs, {site: tensor.as_subclass(kind) for site, tensor in captured.items()})
+        found.append(conclude(localizer))
+    assert found[1].to_json() == found[0].to_json()
+    assert (found[1].first.site, found[1].cause.kind) == (DOWN, "weight scaled")
+
+
+def test_tensors_of_any_device_and_dtype_become_arrays():
+    values = torch.tensor([1.0, -2.5, 3.0])
+    assert as_array(values.as_subclass(OnGpuStandIn)).tolist() == [1.0, -2.5, 3.0]
+    assert as_array(values.bfloat16()).tolist() == [1.0, -2.5, 3.0]
+    assert as_array(values.bfloat16()).dtype == "float32"
+    assert as_array(torch.tensor([2**40])).tolist() == [2**40]
 
 
 def test_the_command_blames_the_engine_in_a_directory(workspace, tmp_path, capsys):

@@ -26,6 +26,7 @@ from ditto_core.relations import (
 from ditto_core.relations.checks import sizes
 from ditto_core.relations.suite import noise_floor
 from ditto_core.spec import EngineSpec, ShapeProfile
+from pytest_ditto.relations import relations_of
 from tests import graph_faults
 from tests.models import DECODERS
 
@@ -220,6 +221,24 @@ def test_without_a_floor_the_table_bounds_and_says_so(llama):
     relation = prefill_equals_steps(llama.engine, IDS)
     assert {result.verdict.bound for result in relation.comparison} == {TABLE["float32"]}
     assert "no floor measured" in str(relation)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[5, 6], [7]], r"relations got \[\[5, 6\], \[7\]\], expected the token ids of one prompt"),
+        ("hello", "relations got 'hello', expected"),
+        ([], r"relations got \[\], expected"),
+        (7, "relations got 7, expected"),
+        ([5, 999], "token id 999 is outside the vocabulary of 256"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_in_one_line(llama, ids, message):
+    relations = relations_of(llama)
+    with pytest.raises(UsageError, match=message):
+        relations.check(ids, "same_bits")
+    with pytest.raises(UsageError, match=message):
+        relations.check_shapes(ids)
 
 
 def test_a_run_outside_the_profile_is_refused(llama):

@@ -14,12 +14,15 @@ from onnx import TensorProto
 
 from ditto_core.backends.base import BuildRequest, get_backend
 from ditto_core.backends.tensorrt import TensorRTBackend
+from ditto_core.backends.tensorrt.build import Order, configure
 from ditto_core.backends.tensorrt.layers import load_layers
-from ditto_core.backends.tensorrt.library import load_library
+from ditto_core.backends.tensorrt.library import Messages, load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
+from ditto_core.backends.tensorrt.network import Network
+from ditto_core.backends.tensorrt.options import Options
 from ditto_core.errors import BackendError, BuildError, UsageError
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec
+from ditto_core.spec import EngineSpec, ShapeProfile
 from tests.engines.onnx_files import node, save, two_layers
 from tests.models import DECODERS, bert, conv_net
 
@@ -93,6 +96,24 @@ def test_the_cache_key_tells_library_and_gpu(workspace):
     versions = get_backend("tensorrt").versions()
     assert load_library().version in versions.values()
     assert {"gpu", "driver"} <= versions.keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "tf32", "level", "workspace"),
+    [({}, False, None, None), ({"tf32": True, "optimization_level": 2, "workspace": "64MB"}, True, 2, 64_000_000)],
+)
+def test_flags_and_limits_reach_the_builders_configuration(tmp_path, given, tf32, level, workspace):
+    library = load_library()
+    trt, messages = library.module, Messages(library)
+    path = two_layers(tmp_path / "m.onnx")
+    network = Network.parse(library, messages, path)
+    profile = ShapeProfile.parse({"batch": (1, 2, 8)})
+    config = configure(network, Order(path, tmp_path, (), False, "float32", profile, Options(**given)))
+    assert config.get_flag(trt.BuilderFlag.TF32) is tf32
+    assert config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
+    assert level is None or config.builder_optimization_level == level
+    assert workspace is None or config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == workspace
+    assert config.num_optimization_profiles == 1
 
 
 def test_what_cannot_be_an_output_is_listed_with_the_reason(tmp_path):
@@ -269,9 +290,9 @@ def test_without_a_gpu_an_engine_is_built_and_running_it_is_refused_with_the_rea
         engine.open()
 
 
-def ditto(*arguments: str) -> subprocess.CompletedProcess:
+def ditto(*arguments: str, columns: int = 200) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "ditto_core", *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": str(columns)}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -291,6 +312,8 @@ def test_inspect_shows_what_is_in_an_engine_as_tables_and_as_json(workspace):
 
 def test_inspect_of_an_onnx_runtime_engine_shows_its_nodes(workspace):
     engine = workspace.build(EngineSpec.of(DECODERS["llama"], outputs="model.layers.*"))
+    narrow = "".join(ditto("inspect", str(engine.directory), columns=60).stdout.split())
+    assert "…" not in narrow  # nothing is cut off, such as the end of a source line
     data = json.loads(ditto("inspect", str(engine.directory), "--json").stdout)["engine"]
     assert {"name": "logits", "dtype": "float32", "shape": ["batch", "length", 256]} in data["outputs"]
     assert any(layer["kind"] == "MatMul" and layer["modules"] == ["lm_head"] for layer in data["layers"])

@@ -86,6 +86,16 @@ def test_present_becomes_past_without_a_copy_and_the_two_buffers_take_turns(sess
     assert inputs[1:] == outputs[:-1]
 
 
+def test_the_past_that_a_step_read_can_be_seen_for_a_repro_of_it(session):
+    session.start(2)
+    session.step(ids_for(0), lambda site, tensor: None)
+    key = session.past["past_key_values.0.key"].clone()
+    assert key.shape == (2, 2, 5, 16)
+    after = {}
+    session.step(ids_for(1), collect(after))
+    assert torch.equal(session.past["past_key_values.0.key"][:, :, :5], key)
+
+
 def test_kv_buffers_grow_by_doubling_and_not_by_a_token(session):
     session.start(2)
     seen = set()

@@ -20,6 +20,7 @@ ALONE = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
 PADDED = [ALONE, [20, 21, 22, 23, 24, 25, 26]]
 TWO = [ALONE, [20 + 7 * token for token in ALONE]]
 LARGE = [5, 300, 6, 390, 310, 7]
+NAN = float("nan")
 SINE = (f"{TABLE}:out.1",)
 LINEAR = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 LINEAR = (*LINEAR, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn:probs", "self_attn:context")
@@ -206,6 +207,7 @@ LINEARS = [
 ]
 
 NORMS = [
+    Case("norm zero", weights.zeroed(NORM), NORM, "weights zeroed", "norm.scaled"),
     Case("epsilon", graph.constant_changed(NORM, "Add", lambda e: e * 100), NORM, "norm epsilon", "norm.epsilon"),
     Case(
         "norm offset",
@@ -251,6 +253,8 @@ ROTATIONS = [
         "llama31",
         also=SINE,
     ),
+    Case("rope base near", rope.frequencies(unscaled(10005.0)), TABLE, "RoPE base", "rope.frequencies", also=SINE),
+    Case("rope table half", graph.through(TABLE, graph.HALF), TABLE, "narrow cast", "generic.narrow_format"),
     Case("rope low half", rope.frequencies(low_halved), TABLE, "RoPE scaling differs", "rope.frequencies", also=SINE),
     Case("rope amplitude", rope.amplified(1.1), TABLE, "RoPE amplitude", "rope.amplitude", also=SINE),
     Case(
@@ -297,6 +301,10 @@ ATTENTIONS = [
     Case("self", mask.without_self(), MASK, "mask off by one", "mask.off_by_one"),
     Case("blind", mask.sees_ahead(-3), MASK, "fully masked row", "mask.blind_rows"),
     Case("acausal", mask.sees_ahead(1000), MASK, "causal mask missing", "mask.not_causal"),
+    Case("no mask", graph.scaled(MASK, 0), MASK, "causal mask missing", "mask.not_causal", prompts=PADDED),
+    Case(
+        "scores overflow", graph.scaled(PROBS, NAN), PROBS, "not finite", "generic.not_finite", "far_apart", "float16"
+    ),
     Case("padding seen", mask.ignores_padding(), MASK, "padding not masked", "mask.padding", prompts=PADDED),
     Case(
         "no window",
@@ -348,6 +356,9 @@ ANYWHERE = [
     Case("batch rows", graph.rolled(INNER, 0), INNER, "rows displaced", "generic.displaced", prompts=TWO),
     Case("negated", graph.scaled(INNER, -1), INNER, "sign", "generic.constant_factor"),
     Case("factor", graph.scaled(INNER, 1.01), INNER, "constant factor", "generic.constant_factor"),
+    Case("probabilities negated", graph.scaled(PROBS, -1), PROBS, "softmax not normalized", "attention.not_normalized"),
+    Case("residual poison", graph.scaled(LAYER, NAN), LAYER, "not finite", "generic.not_finite"),
+    Case("cosine poison", graph.scaled(TABLE, NAN), TABLE, "not finite", "generic.not_finite"),
     Case("nothing", graph.scaled(INNER, 0), INNER, "all zero", "generic.all_zero"),
     Case("poison", graph.not_a_number(INNER, 128), INNER, "not finite", "generic.not_finite"),
     Case(

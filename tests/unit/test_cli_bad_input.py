@@ -111,3 +111,16 @@ def test_a_report_of_a_run_takes_its_only_comparison_and_names_several(refused, 
         "run.json: it holds 2 comparisons, a report is of one: 'test_a', 'test_b'"
     )
     assert "needs a suffix" in refused("report", "new/one.json", "--figure", "folder/errors")
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
+    from tests.models import DECODERS
+
+    monkeypatch.chdir(tmp_path)
+    DECODERS["llama"]().save_pretrained("model")
+    words = ("localize", "model", "--input-ids", "5,6", "--max-output-len", "1", "--json", "absent/found.json")
+    monkeypatch.setattr("sys.argv", ["ditto", *words, "--cache-dir", str(tmp_path / "cache")])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "ditto: No such file or directory: absent/found.json"

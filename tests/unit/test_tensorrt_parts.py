@@ -33,6 +33,7 @@ def options(**values) -> Options:
 
 
 def test_options_read_what_a_command_line_gives_as_text():
+    assert options(workspace="1000").workspace == 1000
     read = options(tf32="true", optimization_level="3", timeout="90.5", profiles='[{"batch": [1, 2, 4]}]')
     assert (read.tf32, read.optimization_level, read.timeout) == (True, 3, 90.5)
     assert read.shape_profiles(ShapeProfile())[0].batch.max == 4
@@ -48,6 +49,8 @@ def test_options_read_what_a_command_line_gives_as_text():
         ({"profiles": 3}, "TensorRT option profiles is 3, expected one, split or a list"),
         ({"optimization_level": 6}, "optimization_level is 6, expected 0 to 5"),
         ({"workspace": "4 gigs"}, "cannot read the size '4 gigs'"),
+        ({"timeout": "soon"}, "timeout is 'soon', expected seconds, more than 0"),
+        ({"timeout": 0}, "timeout is 0, expected seconds, more than 0"),
     ],
 )
 def test_an_option_that_cannot_be_is_one_clear_line(values, message):

@@ -37,6 +37,13 @@ def test_a_write_that_fails_keeps_the_old_content_and_leaves_nothing(tmp_path, m
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
+def test_an_error_names_the_file_that_was_asked_for(tmp_path):
+    path = tmp_path / "absent" / "file"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_whole(path, "new")
+    assert caught.value.filename == str(path)
+
+
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write_whole(tmp_path / "link", "new")

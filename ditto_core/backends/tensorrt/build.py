@@ -147,7 +147,7 @@ def configure(network: Network, order: Order) -> Any:
     if options.optimization_level is not None:
         config.builder_optimization_level = options.optimization_level
     if options.workspace is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, parse_size(options.workspace))
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, parse_size(str(options.workspace)))
     for profile in options.shape_profiles(order.profile):
         add_profile(network, config, dimension_sizes(profile))
     return config

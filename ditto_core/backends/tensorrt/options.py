@@ -53,17 +53,24 @@ class Options:
                 raise UsageError(f"TensorRT option {name} is {getattr(self, name)!r}, expected true or false")
         if self.optimization_level is not None and self.optimization_level not in range(6):
             raise UsageError(f"TensorRT option optimization_level is {self.optimization_level!r}, expected 0 to 5")
+        if not isinstance(self.timeout, int | float) or isinstance(self.timeout, bool) or not self.timeout > 0:
+            raise UsageError(f"TensorRT option timeout is {self.timeout!r}, expected seconds, more than 0")
         if self.workspace is not None:
-            parse_size(self.workspace)
+            parse_size(str(self.workspace))
 
     @classmethod
     def of(cls, spec: EngineSpec) -> Options:
         """Read the options of a spec. Raises :class:`UsageError` for an unknown name or value."""
+        return cls.parse(dict(spec.options))
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Options:
+        """Read options whose values may be text. Raises :class:`UsageError` for an unknown name or value."""
         known = [f.name for f in fields(cls)]
-        for name, _ in spec.options:
+        for name in given:
             if name not in known:
                 raise UsageError(f"tensorrt has no option {name!r}{nearest(name, known)} (known: {', '.join(known)})")
-        return cls(**{name: _plain(value) for name, value in spec.options})
+        return cls(**{name: _plain(value) for name, value in given.items()})
 
     def shape_profiles(self, profile: ShapeProfile) -> list[ShapeProfile]:
         """Return the profiles to build, the narrowest first; the first that fits a step serves it."""

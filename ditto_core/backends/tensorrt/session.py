@@ -86,6 +86,11 @@ class TensorRTSession:
         """What is delivered, in topological order."""
         return self._taps
 
+    @property
+    def past(self) -> Mapping[str, torch.Tensor]:
+        """The KV cache that the next step reads, by the engine's input name."""
+        return self._past
+
     def start(self, batch: int) -> None:
         """Give every layer an empty past of shape [batch, kv_head, 0, head_dim]."""
         self._steps, self._rows = 0, batch

@@ -25,6 +25,7 @@ from ditto_core.workspace import Workspace, torch_threads
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
     from ditto_core.localize import Localization, Localizer
+    from ditto_core.localize.graph import Graph
     from ditto_core.receipt import Receipt
     from ditto_core.repro import Fed, Repro
     from ditto_core.spec import EngineSpec
@@ -247,16 +248,22 @@ class Pair(PairSessions):
 
     def _localizer(self) -> Localizer:
         from ditto_core.localize import Localizer
+        from ditto_core.localize.kernels import CoarseKernels
 
         model = self.workspace.model(self.spec.model, self.spec.attention)
-        return Localizer(model, self.engine.taps, self.spec.dtype)
+        kernels = CoarseKernels(self.engine, self.engine.taps, self._graph)
+        return Localizer(model, self.engine.taps, self.spec.dtype, kernels=kernels)
 
-    def _conclude(self, localizer: Localizer, comparison: Comparison) -> Localization:
-        from ditto_core.localize import conclude
+    def _graph(self) -> Graph | None:
         from ditto_core.localize.graph import Graph
 
         path = self.workspace.export(self.spec).onnx_path
-        return conclude(localizer, comparison, Graph(path) if path.exists() else None)
+        return Graph(path) if path.exists() else None
+
+    def _conclude(self, localizer: Localizer, comparison: Comparison) -> Localization:
+        from ditto_core.localize import conclude
+
+        return conclude(localizer, comparison, self._graph())
 
     def _receipt(self) -> Receipt:
         from ditto_core.receipt import make_receipt

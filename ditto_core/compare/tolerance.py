@@ -195,14 +195,7 @@ class Tolerance:
         plain = decide("rel_l2", error, self.factor * floor, f"{self.factor:g} x noise floor {floor:.1e}")
         if plain.ok:
             return plain
-        for kernel in kernels:
-            # The probe's ratio is that of one product; half of the factor leaves room for what accumulates.
-            wide = self.factor / 2 * kernel.ratio * floor
-            if error <= wide and kernel.phase in ("both", "prefill" if step == 0 else "decode"):
-                multiple = f"{self.factor / 2:g} x {kernel.ratio:.3g} x noise floor {floor:.1e}"
-                text = f"{kernel.name}: {kernel.evidence}; {multiple}"
-                return Verdict(EXPLAINED, "rel_l2", error, wide, text)
-        return plain
+        return by_kernels(kernels, step, error, floor, self.factor) or plain
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -223,6 +216,19 @@ def judge_logits(logits: LogitsMetrics, dtype: str) -> tuple[Verdict, ...]:
         decide("kl_mean", logits.kl_mean, kl, f"table for {dtype}"),
         decide("top1_disagreement", 1 - logits.top1_agreement, 1 - agreement, f"table for {dtype}"),
     )
+
+
+def by_kernels(
+    kernels: Iterable[KernelProperty], step: int, error: float, floor: float, factor: float
+) -> Verdict | None:
+    """Return the verdict ``explained`` where a kernel property widens the noise floor enough at a step, else None."""
+    for kernel in kernels:
+        # The probe's ratio is that of one product; half of the factor leaves room for what accumulates.
+        wide = factor / 2 * kernel.ratio * floor
+        if error <= wide and kernel.phase in ("both", "prefill" if step == 0 else "decode"):
+            multiple = f"{factor / 2:g} x {kernel.ratio:.3g} x noise floor {floor:.1e}"
+            return Verdict(EXPLAINED, "rel_l2", error, wide, f"{kernel.name}: {kernel.evidence}; {multiple}")
+    return None
 
 
 def by_rule(rule: Rule, metrics: Metrics) -> Verdict:

@@ -9,6 +9,7 @@ import torch
 
 from ditto_core.causes import Evidence, diagnose, merge
 from ditto_core.causes.runs import run_causes
+from ditto_core.localize.kernels import explained_notes
 from ditto_core.localize.local import Capture, Localizer, LocalResult, Valid
 from ditto_core.localize.result import Blame, Localization, blame
 
@@ -67,5 +68,6 @@ def notes(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[str]:
     unseen = [tap.site for tap in localizer.taps if tap.site not in seen]
     if unseen:
         yield f"{len(unseen)} sites are the same tensor as another or were not computed: {', '.join(unseen[:3])}"
+    yield from explained_notes(localizer.results)
     if not blamed and localizer.dtype != "float32":
         yield f"nothing above {localizer.dtype} rounding; localize(fp32=True) or --fp32 shows what hides below it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ditto_core.compare.result import number, parse
 from ditto_core.compare.tolerance import EPSILON
 from ditto_core.comparer import is_mask
 from ditto_core.generate import valid_elements
+from ditto_core.localize.kernels import CoarseKernels
 from ditto_core.localize.replay import Replay
 from ditto_core.models import LoadedModel
 from ditto_core.sites import Tap
@@ -28,7 +29,10 @@ SMALLEST = 0.5
 
 @dataclass(frozen=True)
 class LocalResult:
-    """The error that one site adds at one step, and the error that eager adds there in the engine's own dtype."""
+    """The error that one site adds at one step, and the error that eager adds there in the engine's own dtype.
+
+    ``explained``: the measured property of the engine's kernels that accounts for an error above ``bound``.
+    """
 
     step: int
     site: str
@@ -36,11 +40,12 @@ class LocalResult:
     metrics: Metrics
     floor: float
     bound: float
+    explained: str = ""
 
     @property
     def flagged(self) -> bool:
-        """Tell whether the site adds more error than rounding explains; NaN does."""
-        return not self.metrics.rel_l2 <= self.bound
+        """Tell whether the site adds more error than rounding and the kernels explain; NaN does."""
+        return not self.explained and not self.metrics.rel_l2 <= self.bound
 
     @property
     def ratio(self) -> float:
@@ -50,7 +55,8 @@ class LocalResult:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
         numbers = {name: number(getattr(self, name)) for name in ("floor", "bound")}
-        return {"step": self.step, "site": self.site, "order": self.order, **numbers, "metrics": self.metrics.to_json()}
+        plain = {name: getattr(self, name) for name in ("step", "site", "order", "explained")}
+        return {**plain, **numbers, "metrics": self.metrics.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LocalResult:
@@ -77,14 +83,23 @@ class Localizer:
     """Takes the engine's taps of each step from the lockstep run, before they are dropped.
 
     The noise floor is measured on the engine's own tensors at the first two steps, prefill and decode; later steps use
-    the second. Tensors are kept for the first ``keep`` steps that have something flagged, for the causes.
+    the second. Tensors are kept for the first ``keep`` steps that have something flagged, for the causes. ``kernels``
+    tells what the engine's kernels explain.
     """
 
     def __init__(
-        self, model: LoadedModel, taps: Sequence[Tap], dtype: str, *, factor: float | None = None, keep: int = 2
+        self,
+        model: LoadedModel,
+        taps: Sequence[Tap],
+        dtype: str,
+        *,
+        kernels: CoarseKernels | None = None,
+        factor: float | None = None,
+        keep: int = 2,
     ) -> None:
         self.taps = tuple(taps)
         self.dtype = dtype
+        self._kernels = kernels
         self.factor = FACTORS[dtype] if factor is None else factor
         self.truth = Replay(model, self.taps, engine_dtype=dtype, dtype=HIGHER[dtype])
         self._noisy = Replay(model, self.taps, engine_dtype=dtype, dtype=dtype)
@@ -155,7 +170,11 @@ class Localizer:
         measured = floors.get(tap.site, 0.0)
         # An overflow of eager itself in the engine's dtype is no licence for the engine.
         floor = max(measured if measured < 1 else 0.0, SMALLEST * EPSILON[self.dtype])
-        return LocalResult(step, tap.site, self._order[tap.site], metrics, floor, self.factor * floor)
+        result = LocalResult(step, tap.site, self._order[tap.site], metrics, floor, self.factor * floor)
+        if self._kernels is None or not result.flagged:
+            return result
+        why = self._kernels.explain(step, tap.site, metrics.rel_l2, floor, self.factor)
+        return replace(result, explained=why)
 
     def _capture(
         self,

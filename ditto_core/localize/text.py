@@ -20,7 +20,7 @@ def headline(found: Localization) -> str:
     """Return the verdict in one line."""
     sites = len(found.by_site)
     if found.first is None:
-        worst = max(found.results, key=lambda r: r.ratio, default=None)
+        worst = max((r for r in found.results if not r.explained), key=lambda r: r.ratio, default=None)
         near = f"; largest at {worst.site}: {worst.metrics.rel_l2:.1e} <= {worst.bound:.1e}" if worst else ""
         return f"no site of {sites} adds more than {found.dtype} rounding ({found.factor:g} x local noise floor){near}"
     count = len(found.blamed)

@@ -2,11 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ditto_core.backends.base import KernelProperty
+from ditto_core.causes.rounding import round_bits
 from ditto_core.generate import Sequencer
 from ditto_core.localize import EVERYTHING, Localization, Localizer, conclude
 from ditto_core.localize.operators import as_array
@@ -125,6 +128,37 @@ def test_a_localization_survives_json_and_reads_as_text(workspace, tmp_path):
     assert text.startswith(f"blame {DOWN}: local error ")
     assert f"cause: weights not finite at {DOWN} (confidence 97%)" in text
     assert cause_line(again.cause).startswith(f"cause: weights not finite at {DOWN}: 1 of 64 output channels")
+
+
+def tf32_as_a_probe_measures_it():
+    """The property that TensorRT's backend reports, from a product of operands with 10 bits of mantissa."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(shape, generator=generator).double() for shape in ((16, 1024), (1024, 256)))
+    exact = x @ w
+    errors = (round_bits(x, 10) @ round_bits(w, 10) - exact).norm(), 2 * (exact.float() - exact).norm()
+    return KernelProperty("TF32", float(errors[0] / errors[1]), "a product of 16 rows is coarse")
+
+
+def test_what_the_kernels_do_is_explained_and_the_faults_beside_it_are_blamed(workspace, tmp_path):
+    norm_site = "model.layers.1.input_layernorm"
+
+    def fault(edit):
+        weights.scaled(DOWN, 1.02)(edit)
+        weights.scaled(norm_site, 1.001)(edit)
+        graph.products_rounded(10)(edit)
+
+    pair = pair_with(workspace, tmp_path, fault)
+    blind = pair.generate(PROMPT, max_new_tokens=3, localize=True).localization
+    assert len(blind.blamed) > 10
+    pair.engine.info = replace(pair.engine.info, kernels=(tf32_as_a_probe_measures_it(),))
+    found = pair.generate(PROMPT, max_new_tokens=3, localize=True).localization
+    assert [item.site for item in found.blamed] == [norm_site, DOWN]
+    assert {cause.kind for cause in found.causes if cause.fault} == {"weight scaled"}
+    explained = {result.site for result in found.results if result.explained}
+    assert explained == {item.site for item in blind.blamed} - {norm_site, DOWN}
+    assert found.notes[0].startswith(f"{len(explained)} sites are coarser than rounding by a measured property")
+    assert "TF32: a product of 16 rows is coarse; 3 x" in found.notes[0]
+    assert Localization.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 class OnGpuStandIn(torch.Tensor):

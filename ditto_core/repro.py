@@ -107,7 +107,7 @@ def save_repro(
     implementation, in higher precision. Raises :class:`UsageError` for a directory that holds something else, a step
     or a dtype that cannot be written, :class:`SelectorError` for a site that the engine does not show.
     """
-    folder = prepared(Path(directory))
+    folder = checked_folder(Path(directory))
     tap = find_tap(engine, site)
     if engine.spec.dtype not in HIGHER or engine.spec.dtype == "bfloat16":
         raise UsageError(f"no repro in {engine.spec.dtype}: neither numpy nor onnxruntime computes in it")
@@ -140,11 +140,10 @@ def save_repro(
     return write(found, engine, graph.SerializeToString(), inputs, outputs)
 
 
-def prepared(folder: Path) -> Path:
-    """Make the directory; it may be empty, or hold an earlier repro."""
+def checked_folder(folder: Path) -> Path:
+    """Return the directory; it may be missing, empty, or hold an earlier repro."""
     if folder.exists() and any(folder.iterdir()) and not (folder / FACTS_FILE).exists():
         raise UsageError(f"{folder} is not empty, expected a new directory or that of an earlier repro")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -234,6 +233,7 @@ def write(
     from safetensors.numpy import save_file
 
     folder = found.directory
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / MODEL_FILE).write_bytes(graph)
     save_file(dict(inputs), folder / INPUTS_FILE)
     save_file(dict(outputs), folder / OUTPUT_FILE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ditto_core.backends.base import check_runs
 from ditto_core.gpus import check_device
 
 if TYPE_CHECKING:
@@ -30,8 +31,11 @@ class PairSessions:
 
     @cached_property
     def engine_files(self) -> Engine:
-        """The built engine on disk."""
-        return self._built or self.workspace.build(self.spec)
+        """The built engine on disk. One that could not run here is not built."""
+        if self._built is not None:
+            return self._built
+        check_runs(self.spec.backend)
+        return self.workspace.build(self.spec)
 
     @cached_property
     def engine(self) -> Session:

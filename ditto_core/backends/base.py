@@ -148,6 +148,15 @@ class Inspectable(Protocol):
         ...
 
 
+@runtime_checkable
+class NeedsDevice(Protocol):
+    """A backend that builds engines on machines where they cannot run."""
+
+    def check_runs(self) -> None:
+        """Raise :class:`BackendError` with the reason when no engine of this backend can run here."""
+        ...
+
+
 @dataclass(frozen=True)
 class EngineTensor:
     """A tensor at an engine's border: torch's dtype name, sizes or names of its dimensions."""
@@ -191,6 +200,13 @@ def get_backend(name: str) -> Backend:
             return backend
     names = backend_names()
     raise BackendError(f"unknown backend {name!r}, registered: {', '.join(names)}{nearest(name, names)}")
+
+
+def check_runs(name: str) -> None:
+    """Raise :class:`BackendError` when a backend's engines cannot run here, before one is built to be run."""
+    backend = get_backend(name)
+    if isinstance(backend, NeedsDevice):
+        backend.check_runs()
 
 
 def iter_backends() -> Iterator[Backend]:

@@ -51,6 +51,7 @@ def reduce(
     from ditto_core.debug.graph import Graph
     from ditto_core.debug.reduce import ReduceOptions, reduce_model
 
+    shared.check_output(context)
     feed = shared.feed_of(context, Graph.load(model))
     options = ReduceOptions(model, feed, shared.reference_of(context), shared.engine_of(context), tolerance)
     with shared.Screen(f"reducing {model.name}") as screen:
@@ -104,6 +105,7 @@ def precision(
     from ditto_core.executor import executor_of, kept_open
     from ditto_core.workspace import Workspace
 
+    shared.check_output(context)
     feed = shared.feed_of(context, Graph.load(model))
     if not feed:
         raise UsageError("give --inputs FILE: operators are ranked, and judged, on real data")

@@ -175,6 +175,15 @@ def reference_of(context: typer.Context) -> Reference:
     return Reference(Graph.load(model) if model is not None else None, context.params["reference_precision"], recorded)
 
 
+def check_output(context: typer.Context) -> None:
+    """Raise :class:`UsageError` where the result would be written over a file that it is made of."""
+    output = context.params["output"]
+    for name in ("model", "reference", "inputs", "expected"):
+        path = context.params.get(name)
+        if path is not None and output.exists() and path.exists() and output.samefile(path):
+            raise UsageError(f"--output {output} would overwrite the {name}: name another file")
+
+
 def feed_of(context: typer.Context, graph: Graph) -> dict[str, Any]:
     """Read the inputs, if any were given."""
     from ditto_core.debug.inputs import read_inputs

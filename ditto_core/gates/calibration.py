@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.backends.base import check_runs
 from ditto_core.compare.rules import Measured
 from ditto_core.errors import UsageError
 from ditto_core.executor import Run, in_process
@@ -103,6 +104,7 @@ def calibrate_suite(
     at once: a run that was interrupted goes on where it stopped. Raises :class:`UsageError` for a sample that does
     not fit the engine or on which a site diverges.
     """
+    check_runs(work.spec.backend)
     path = workspace.cache.state(STATE) / f"{work.key(suite, workspace)}.jsonl"
     journal = Journal(path, Measured.to_json, Measured.from_json)
     tasks = {sample.id: sample for sample in suite.samples}

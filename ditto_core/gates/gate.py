@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.backends.base import check_runs
 from ditto_core.errors import RunError, UsageError
 from ditto_core.executor import Run, in_process
 from ditto_core.fingerprint import fingerprint
@@ -109,6 +110,7 @@ def run_gate(
 
 def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tuple[Job, Identity]:
     """Build what the gate needs, once, and return what workers get and what the result is of."""
+    check_runs(gate.spec.backend)
     engine = workspace.build(gate.spec)
     if not engine.decoder:
         raise UsageError(f"{gate.spec.model.label} is no decoder: a gate needs logits of tokens")

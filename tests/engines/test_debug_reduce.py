@@ -196,6 +196,17 @@ def test_a_failure_that_does_not_fail_and_a_pass_that_does_not_pass_are_errors(a
     assert not list(Path().glob("*.jsonl"))  # the mended command would be refused for another's verdicts
 
 
+@pytest.mark.parametrize("command", ["reduce", "precision"])
+@pytest.mark.parametrize("name", ["bad.onnx", "good.onnx", "inputs.npz"])
+def test_what_is_read_is_not_written_over(command, name):
+    write(cases.chain(8, "middle"))
+    before = Path(name).read_bytes()
+    done = CliRunner().invoke(application(), ["debug", command, "bad.onnx", "-o", f"./{name}", *REAL])
+    assert isinstance(done.exception, DittoError)
+    assert f"--output {name} would overwrite the" in str(done.exception)
+    assert Path(name).read_bytes() == before
+
+
 KILLING = """
 import os, signal, sys
 from pathlib import Path

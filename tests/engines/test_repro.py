@@ -155,6 +155,7 @@ def test_what_cannot_be_written_is_said(workspace, tmp_path):
         pair.save_repro("mlp.dow", tmp_path / "repro")
     with pytest.raises(UsageError, match="step 3 was asked for"):
         pair.save_repro("mlp.down", tmp_path / "repro", step=3)
+    assert not (tmp_path / "repro").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="is not empty"):

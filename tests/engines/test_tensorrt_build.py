@@ -20,9 +20,12 @@ from ditto_core.backends.tensorrt.library import Messages, load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
 from ditto_core.backends.tensorrt.network import Network
 from ditto_core.backends.tensorrt.options import Options
+from ditto_core.cache import Cache
 from ditto_core.errors import BackendError, BuildError, UsageError
+from ditto_core.pair import Pair
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ShapeProfile
+from ditto_core.workspace import Workspace
 from tests.engines.onnx_files import node, save, two_layers
 from tests.models import DECODERS, bert, conv_net
 
@@ -288,6 +291,15 @@ def test_without_a_gpu_an_engine_is_built_and_running_it_is_refused_with_the_rea
     engine = workspace.build(spec_of(DECODERS["llama"]))
     with pytest.raises(BackendError, match=r"run on an NVIDIA GPU only: .*; building works here"):
         engine.open()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_what_cannot_run_here_is_refused_before_it_is_built(tmp_path):
+    workspace = Workspace(Cache(tmp_path))
+    pair = Pair(workspace, spec_of(DECODERS["llama"]))
+    with pytest.raises(BackendError, match="run on an NVIDIA GPU only"):
+        pair.generate([5, 6, 7], max_new_tokens=1)
+    assert workspace.cache.entries() == []
 
 
 def ditto(*arguments: str, columns: int = 200) -> subprocess.CompletedProcess:

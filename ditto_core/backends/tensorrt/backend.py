@@ -65,6 +65,12 @@ class TensorRTBackend:
         manifest = EngineManifest.from_json(data)
         return BuildReport(manifest.taps, manifest.refused, manifest.facts)
 
+    def check_runs(self) -> None:
+        """Raise :class:`BackendError` without a GPU."""
+        from ditto_core.backends.tensorrt.session import require_gpu
+
+        require_gpu(load_library())
+
     def inspect(self, directory: Path) -> Inspection:
         """Describe a built engine from what stands beside it; no GPU is needed."""
         manifest, (layers, graph) = EngineManifest.load(directory), load_layers(directory)

@@ -105,7 +105,9 @@ class Verdict:
 
     @property
     def margin(self) -> float:
-        """Return value / bound: above 1 it has diverged."""
+        """Return value / bound: above 1 it has diverged. A bound of infinity leaves room for anything."""
+        if self.bound == math.inf:
+            return 0.0
         if self.bound:
             return self.value / self.bound
         return math.inf if self.value else 0.0
@@ -226,8 +228,16 @@ def judge_logits(logits: LogitsMetrics, dtype: str) -> tuple[Verdict, ...]:
 
 
 def by_rule(rule: Rule, metrics: Metrics) -> Verdict:
-    """Judge by a user's rule."""
+    """Judge by a user's rule.
+
+    Maxima and means leave NaN and Inf out. So an unequal one breaks every bound below infinity, save that NaN on both
+    sides is an element like others where elements are counted.
+    """
     text = f"rule {rule.selector!r}" + (f": {rule.reason}" if rule.reason else "")
+    counted = rule.metric in ("mismatched", "mismatch_ratio")
+    unequal = metrics.nan_mismatch + metrics.inf_mismatch if counted else metrics.nonfinite_mismatch
+    if unequal and rule.bound < math.inf:
+        return Verdict(DIVERGED, rule.metric, math.inf, rule.bound, f"{text}; {unequal} NaN or Inf are never allowed")
     verdict = decide(rule.metric, float(getattr(metrics, rule.metric)), rule.bound, text)
     if verdict.ok and rule.reason:
         return Verdict(EXPLAINED, verdict.metric, verdict.value, verdict.bound, text)

@@ -84,6 +84,7 @@ def check(actual, expected, m, valid=None, equal_nan=False):
         assert getattr(m, f"{name}_expected") == test(b).sum()
     assert m.nan_mismatch == (np.isnan(a) ^ np.isnan(b)).sum()
     assert m.inf_mismatch == (~both & ~np.isnan(a) & ~np.isnan(b) & (a != b)).sum()
+    assert m.nonfinite_mismatch == unequal.sum()
     assert m.max_expected == np.abs(b[np.isfinite(b)]).max(initial=0)
     assert m.max_actual == np.abs(a[np.isfinite(a)]).max(initial=0)
     assert m.all_zero_actual == bool(a.size and (a == 0).all())
@@ -310,6 +311,7 @@ def test_nan_on_both_sides_is_equal_only_on_request():
     assert (strict.rel_l2, strict.mismatched, strict.nan_mismatch) == (math.inf, 1, 0)
     assert (lenient.rel_l2, lenient.mismatched) == (0.0, 0)
     assert strict.first_nonfinite == ((1,), "both")
+    assert (strict.nonfinite_mismatch, lenient.nonfinite_mismatch) == (1, 0)
 
 
 def test_the_side_of_the_first_nonfinite_element_is_named():

@@ -30,8 +30,20 @@ EPSILON: Mapping[str, float] = {
 }
 """Machine epsilon by dtype (distance from 1 to the next number)."""
 
-TABLE: Mapping[str, float] = {"float64": 1e-12, "float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
-"""rel-L2 bounds of accumulated error where no noise floor was measured: about ten times the floors of real models."""
+TABLE: Mapping[str, float] = {
+    "float64": 1e-12,
+    "float32": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 8e-2,
+    "float8_e4m3fn": 2.0**-3,
+    "float8_e5m2": 2.0**-2,
+}
+"""rel-L2 bounds of accumulated error where no noise floor was measured: about ten times the floors of real models, and
+one step of the 8-bit floats."""
+
+INTEGERS = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
+"""Dtypes of tensors (token ids, masks) that are equal or not: one id beside another is no small error. As the dtype of
+an engine, ``int8`` is a quantization instead."""
 
 QUANTIZED: Mapping[str, tuple[float, float]] = {
     "int8": (0.0014, 0.95),
@@ -175,16 +187,20 @@ class Tolerance:
         dtype: str,
         floor: float | None = None,
         kernels: Iterable[KernelProperty] = (),
+        exact: bool = False,
     ) -> Verdict:
         """Judge a site's metrics.
 
         ``sites`` are the site's names, ``dtype`` is the engine's, ``floor`` the reference's own rel-L2 error there,
-        ``kernels`` the engine's measured kernel properties. In this order: a user's rule; the noise floor; the noise
-        floor widened by a kernel property, which makes the result ``explained``; the table by dtype.
+        ``kernels`` the engine's measured kernel properties; ``exact``: the site holds integers. In this order: a user's
+        rule; equality of integers; the noise floor; the noise floor widened by a kernel property, which makes the
+        result ``explained``; the table by dtype.
         """
         rule = self.rule_for(sites, step)
         if rule is not None:
             return by_rule(rule, metrics)
+        if exact:
+            return decide("mismatched", metrics.mismatched, 0.0, "integers are equal or not")
         if dtype in QUANTIZED:
             return Verdict(
                 EXPLAINED, "rel_l2", metrics.rel_l2, math.inf, f"{dtype}: judged by KL and top-1 of the logits"

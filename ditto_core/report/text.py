@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ditto_core.compare._record import Metrics
     from ditto_core.compare.comparison import Comparison, SiteResult, TokenResult
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -60,7 +61,7 @@ def where(comparison: Comparison, result: SiteResult) -> str:
 def numbers(result: SiteResult) -> str:
     """Return the largest difference at a site, with both values, or what is not finite there."""
     m = result.metrics
-    if m.nan_mismatch or m.inf_mismatch:
+    if m.nonfinite_mismatch:
         place = f", first at {list(m.first_nonfinite[0])} ({m.first_nonfinite[1]})" if m.first_nonfinite else ""
         return (
             f"not finite: engine {m.nan_actual} NaN and {m.inf_actual} Inf, reference {m.nan_expected} NaN and "
@@ -68,10 +69,17 @@ def numbers(result: SiteResult) -> str:
         )
     if m.max_abs_index is None:
         return ""
-    return (
-        f"there: max abs {m.max_abs:.1e} at {list(m.max_abs_index)} (engine {m.max_abs_actual:.5g}, reference "
-        f"{m.max_abs_expected:.5g}), cosine {m.cosine:.6f}, scale {m.scale:.5f}"
-    )
+    if m.all_zero_actual:
+        return (
+            f"the engine's tensor is all zeros, the reference's reaches {m.max_expected:.3g}: overflow, or not written?"
+        )
+    sides = ", ".join(f"{n} {v}" if isinstance(v, int) else f"{n} {v:.5g}" for n, v in both_sides(m))
+    return f"there: max abs {m.max_abs:.1e} at {list(m.max_abs_index)} ({sides}), cosine {m.cosine:.6f}, scale {m.scale:.5f}"
+
+
+def both_sides(m: Metrics) -> tuple[tuple[str, Any], ...]:
+    """Return the two values at the largest error: integers and bool whole, for ids differ in their last digit."""
+    return ("engine", m.max_abs_actual), ("reference", m.max_abs_expected)
 
 
 def cause(comparison: Comparison) -> str:

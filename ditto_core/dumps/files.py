@@ -75,7 +75,12 @@ def open_npz(path: Path) -> Tensors:
 def open_pt(path: Path) -> Tensors:
     """Open what ``torch.save`` wrote: a tensor, or dictionaries and lists of them (names are joined with dots)."""
     with reading(path):
-        return dict(flatten(load_pt(path, str(path)), ""))
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in flatten(load_pt(path, str(path)), ""):
+            if name in found:
+                raise TraceError(f"{path} holds two tensors that are named {name!r} when nested names are joined")
+            found[name] = tensor
+        return found
 
 
 def load_pt(source: Path | IO[bytes], name: str) -> Any:
@@ -95,7 +100,7 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     Raises ``TypeError`` for anything else.
     """
     if isinstance(value, torch.Tensor):
-        yield name or "tensor", value.detach()
+        yield name or "tensor", value.detach() if value.layout == torch.strided else value.detach().to_dense()
     elif isinstance(value, bool | int | float):
         yield name or "tensor", torch.tensor(value)
     elif isinstance(value, Mapping | list | tuple):

@@ -61,13 +61,13 @@ class Rule:
         found = self._pattern().fullmatch(name)
         if not found:
             return []
-        return [_CAPTURE.sub(lambda m: found[m[1]], target) for target in self.targets]
+        return [_CAPTURE.sub(lambda m: found[f"c_{m[1]}"], target) for target in self.targets]
 
     def _pattern(self) -> re.Pattern[str]:
         out, end, seen = "", 0, set()
         for capture in _CAPTURE.finditer(self.source):
             name, deep = capture.groups()
-            group = rf"(?P={name})" if name in seen else rf"(?P<{name}>{'.+' if deep else '[^.:/]+'})"
+            group = rf"(?P=c_{name})" if name in seen else rf"(?P<c_{name}>{'.+' if deep else '[^.:/]+'})"
             out += re.escape(self.source[end : capture.start()]) + group
             end = capture.end()
             seen.add(name)

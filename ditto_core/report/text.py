@@ -70,11 +70,10 @@ def numbers(result: SiteResult) -> str:
     if m.max_abs_index is None:
         return ""
     if m.all_zero_actual:
-        return (
-            f"the engine's tensor is all zeros, the reference's reaches {m.max_expected:.3g}: overflow, or not written?"
-        )
+        return f"there: the engine's tensor is all zeros, the reference's reaches {m.max_expected:.3g}: overflow?"
     sides = ", ".join(f"{n} {v}" if isinstance(v, int) else f"{n} {v:.5g}" for n, v in both_sides(m))
-    return f"there: max abs {m.max_abs:.1e} at {list(m.max_abs_index)} ({sides}), cosine {m.cosine:.6f}, scale {m.scale:.5f}"
+    place = f"there: max abs {m.max_abs:.1e} at {list(m.max_abs_index)} ({sides})"
+    return f"{place}, cosine {m.cosine:.6f}, scale {m.scale:.5f}"
 
 
 def both_sides(m: Metrics) -> tuple[tuple[str, Any], ...]:

@@ -166,7 +166,7 @@ def test_a_tensor_that_turned_to_zeros_is_said_to_be_zeros(compare, tmp_path):
     )
     code, output = compare(actual, expected)
     assert code == 1
-    assert "the engine's tensor is all zeros, the reference's reaches 300: overflow" in output
+    assert "the engine's tensor is all zeros, the reference's reaches 300: overflow?" in output
 
 
 def test_nan_on_both_sides_is_counted_in_the_message(compare, tmp_path):

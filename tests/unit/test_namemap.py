@@ -75,6 +75,10 @@ def test_a_pattern_matches_whole_names(source, target, name, becomes):
     assert Rule(source, (target,)).match(name) == becomes
 
 
+def test_captures_may_be_numbered():
+    assert Rule("h.{0}.attn.{1}", ("l.{1}.{0}",)).match("h.3.attn.q") == ["l.q.3"]
+
+
 def test_the_first_rule_that_matches_counts():
     rules = NameMap.of([("layers.0.mlp", "special"), ("layers.{i}.mlp", "model.{i}")])
     assert list(rules.entries(["layers.0.mlp", "layers.1.mlp", "other"])) == ["special", "model.1", "other"]

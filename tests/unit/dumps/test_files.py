@@ -69,6 +69,17 @@ def test_nested_dictionaries_and_lists_have_dotted_names(tmp_path):
     assert (step["deep.ids"].tolist(), step["deep.list.2"].item()) == (IDS.tolist(), 7)
 
 
+def test_two_tensors_whose_joined_names_are_one_are_refused(tmp_path):
+    torch.save({"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}}, tmp_path / "x.pt")
+    with pytest.raises(TraceError, match=r"holds two tensors that are named 'a\.b'"):
+        open_dump(tmp_path / "x.pt").names(0)
+
+
+def test_a_sparse_tensor_is_read_as_a_dense_one(tmp_path):
+    torch.save({"a": torch.eye(3).to_sparse()}, tmp_path / "x.pt")
+    assert torch.equal(open_dump(tmp_path / "x.pt").load(0, "a"), torch.eye(3))
+
+
 def test_files_of_torch_before_its_zip_format_are_read(tmp_path):
     torch.save({"x": X}, tmp_path / "x.pt", _use_new_zipfile_serialization=False)
     assert torch.equal(read_all(tmp_path / "x.pt")[0]["x"], X)

@@ -74,6 +74,14 @@ METRICS = (
 )
 """Metrics that a rule may bound from above."""
 
+FIELDS: tuple[tuple[str, Any, str], ...] = (
+    ("step", int, "a whole number of 0 or more"),
+    ("rtol", int | float, "a number of 0 or more"),
+    ("atol", int | float, "a number of 0 or more"),
+    ("reason", str, "a text"),
+)
+"""What the optional fields of a rule may be."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -99,6 +107,14 @@ class Rule:
             raise UsageError(f"no tolerance on {self.metric!r} can be set, expected {', '.join(METRICS)}{hint}")
         if not self.bound >= 0:
             raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a number of 0 or more")
+        if self.metric == "mismatch_ratio" and 1 < self.bound < math.inf:
+            raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a share from 0 to 1")
+        for name, kind, expected in FIELDS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kind) or (kind is not str and not value >= 0):
+                raise UsageError(f"tolerance for {self.selector!r} has {name} {value!r}, expected {expected}")
 
     def applies(self, sites: Sequence[str], step: int) -> bool:
         """Tell whether the rule speaks of a site (by any of its names) at a step."""
@@ -283,11 +299,14 @@ def parse_rule(selector: str, value: Any) -> Rule:
         raise UsageError(f"tolerance for {selector!r} is {value!r}, expected a number or a table with 'bound'")
     fields = dict(value)
     if "max_mismatch_ratio" in fields:
+        for other in ("bound", "metric"):
+            if other in fields:
+                raise UsageError(f"tolerance for {selector!r} has max_mismatch_ratio and {other}, expected one")
         fields |= {"bound": fields.pop("max_mismatch_ratio"), "metric": "mismatch_ratio"}
     known = [name for name in Rule.__dataclass_fields__ if name not in ("selector", "required")]
     for name in fields:
         if name not in known:
             raise UsageError(f"tolerance for {selector!r} has no field {name!r}{nearest(name, known)}")
-    if not isinstance(fields.get("bound"), int | float):
+    if isinstance(fields.get("bound"), bool) or not isinstance(fields.get("bound"), int | float):
         raise UsageError(f"tolerance for {selector!r} has no 'bound', expected a number")
     return Rule(selector, **fields)

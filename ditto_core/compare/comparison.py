@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.metrics import Metrics
-from ditto_core.compare.tokens import LogitsMetrics
+from ditto_core.compare.tokens import LogitsMetrics, matching_prefix
 from ditto_core.compare.tolerance import INTEGERS, WITHIN, Tolerance, Verdict, judge_logits
 from ditto_core.errors import TraceError
 from ditto_core.receipt import Receipt
@@ -63,6 +63,11 @@ class TokenResult:
         """Steps at which the tokens differ."""
         pairs = zip(self.engine, self.reference, strict=False)
         return tuple(i for i, (a, b) in enumerate(pairs) if a != b)
+
+    @property
+    def prefix(self) -> int:
+        """Length of the greedy prefix on which both sides agree."""
+        return matching_prefix(self.engine, self.reference)
 
     @property
     def flips(self) -> tuple[int, ...]:
@@ -331,8 +336,8 @@ def enclosing(site: str) -> Iterator[str]:
 
 
 def row(result: SiteResult) -> dict[str, Any]:
-    """Flatten a result."""
-    numbers = {k: v for k, v in result.metrics.to_json().items() if isinstance(v, int | float | str | bool | None)}
+    """Flatten a result; infinities and NaN stay numbers, so that columns do."""
+    numbers = {k: v for k, v in asdict(result.metrics).items() if isinstance(v, int | float | bool | None)}
     verdict = asdict(result.verdict) | {"margin": result.verdict.margin}
     head = {"step": result.step, "site": result.site, "floor": result.floor, "healed": result.healed}
     return head | verdict | numbers

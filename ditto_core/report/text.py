@@ -127,6 +127,8 @@ def output_error(comparison: Comparison) -> str:
 def observer_effect(comparison: Comparison) -> str:
     """Return what tapping does to the engine's outputs."""
     effect = comparison.observer
+    if effect is None and from_dumps(comparison):
+        return ""
     if effect is None:
         return "observer effect: not measured"
     if not effect.changed:
@@ -142,8 +144,18 @@ def missing(comparison: Comparison) -> str:
     return f"not compared: {len(comparison.missing)} sites, {site}: {reason}"
 
 
+def from_dumps(comparison: Comparison) -> bool:
+    """Tell whether both sides were read from files: nothing ran, so there is nothing to tap or to dump."""
+    from ditto_core.dumps import FORMATS
+    from ditto_core.dumps.files import OPENERS
+
+    return comparison.engine.backend in {*(form.name for form in FORMATS), *OPENERS}
+
+
 def dump(comparison: Comparison) -> str:
     """Return where the tensors lie."""
+    if from_dumps(comparison):
+        return ""
     return f"dump: {comparison.dump}" if comparison.dump else "dump: none, pytest --ditto-dump-dir DIR keeps them"
 
 
@@ -152,6 +164,8 @@ def advice(comparison: Comparison) -> str:
     bad, effect = comparison.first_bad, comparison.observer
     if bad is None and not comparison.logits_ok:
         return "next: this quantization loses more than healthy ones do; keep sensitive layers in a wider dtype"
+    if bad is None and from_dumps(comparison):
+        return "next: a name map aligns names and layouts, --ignore-missing leaves out names of one side only"
     if bad is None:
         return "next: leave these sites out of outputs=, or take a reference that has them"
     if effect is not None and effect.rel_l2 > bad.verdict.bound:

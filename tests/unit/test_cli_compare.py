@@ -150,6 +150,19 @@ def test_shapes_that_differ_are_2_even_where_missing_names_are_ignored(compare, 
     code, output = compare(ours, theirs, "--ignore-missing")
     assert code == 2
     assert "shape [2, 4] against [3, 4]" in output
+    assert "next: a name map aligns names and layouts" in output
+    assert not any(words in output for words in ("outputs=", "--ditto-dump-dir", "observer effect"))
+
+
+def test_a_different_number_of_steps_is_2_unless_it_is_ignored(compare, tmp_path):
+    for name, steps in (("a", 2), ("b", 1)):
+        (tmp_path / name).mkdir()
+        for step in range(steps):
+            torch.save({"x": X}, tmp_path / name / f"step{step}.pt")
+    code, output = compare("a", "b")
+    assert code == 2
+    assert "step count: 2 in a, 1 in b" in output
+    assert compare("a", "b", "--ignore-missing")[0] == 0
 
 
 def test_what_the_reader_of_a_dump_has_to_say_is_shown(compare, tmp_path):

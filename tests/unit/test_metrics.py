@@ -283,6 +283,18 @@ def test_an_error_of_one_ulp_is_one_ulp(dtype):
     assert metrics.max_abs_index == (1,)
 
 
+def test_the_largest_ulp_is_found_beside_a_larger_relative_error():
+    """Just below a power of two an error is more ULP than it is relative to the number."""
+    expected = torch.ones(20000, dtype=torch.float64)
+    expected[7] = 1.9375
+    actual = expected.clone()
+    actual[3] += 2**-7
+    actual[7] += 1.875 * 2**-7
+    metrics = measure(actual, expected)
+    assert metrics.max_rel == 2**-7
+    assert metrics.max_ulp == 1.875 * 2**45
+
+
 def test_ulp_is_counted_in_the_coarser_dtype():
     metrics = measure(torch.tensor([1.0], dtype=torch.float16), torch.tensor([1.0 + 2**-11]))
     assert metrics.max_ulp == 0.5

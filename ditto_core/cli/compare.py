@@ -36,6 +36,7 @@ def command(
     rank: Annotated[str | None, typer.Option(help="tllm_debug: a rank's number or place, such as PP_0/TP_1.")] = None,
     runner: Annotated[str | None, typer.Option(help="Polygraphy: a runner's name or its beginning.")] = None,
     etrecord: Annotated[Path | None, typer.Option(help="ETDump: the ETRecord, if it is not beside it.")] = None,
+    debug_buffer: Annotated[Path | None, typer.Option(help="ETDump: the debug buffer, if it is not beside it.")] = None,
     rtol: Annotated[float | None, typer.Option(help="Element-wise relative tolerance of the mismatch count.")] = None,
     atol: Annotated[float | None, typer.Option(help="Element-wise absolute tolerance of the mismatch count.")] = None,
     equal_nan: Annotated[bool, typer.Option("--equal-nan", help="A NaN equals a NaN.")] = False,
@@ -58,7 +59,8 @@ def command(
     filed = load_tolerance(tolerances) if tolerances else project_tolerance(Path.cwd())
     rules = Tolerance(rules=tuple(parse_rule(text) for text in tolerance or [])).over(filed)
     place = int(rank) if rank is not None and rank.isdecimal() else rank
-    pairs = compare_dumps(actual, expected, name_map=name_map, rank=place, runner=runner, etrecord=etrecord)
+    options = {"rank": place, "runner": runner, "etrecord": etrecord, "debug_buffer": debug_buffer}
+    pairs = compare_dumps(actual, expected, name_map=name_map, **options)
     found = compare_offline(
         pairs,
         tolerance=rules,

@@ -22,6 +22,9 @@ EXPLAINED = 0.1
 RESOLVED = 1e-7
 """What is left after scaling is not known below about 1e-8, so a smaller error has no known scale."""
 
+COPIED = 1 << 26
+"""Elements of a tensor up to which dimensions of two sizes are exchanged: that takes a copy, a square does not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -119,7 +122,9 @@ def transposed(actual: torch.Tensor, expected: torch.Tensor, before: float) -> F
 
 
 def exchanged(tensor: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield every exchange of two dimensions, in the shape of the tensor."""
+    """Yield the exchanges of two dimensions, in the shape of the tensor; of a large one those that need no copy."""
     wide = [dim for dim, size in enumerate(tensor.shape) if size > 1]
     for first, second in combinations(wide, 2):
+        if tensor.shape[first] != tensor.shape[second] and tensor.numel() > COPIED:
+            continue
         yield first, second, tensor.transpose(first, second).reshape(tensor.shape)

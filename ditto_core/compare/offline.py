@@ -10,6 +10,7 @@ import torch
 from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.comparison import Comparison, SiteResult, judge
 from ditto_core.compare.dumps import DumpPairs, Pair
+from ditto_core.compare.findings import find
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits
 from ditto_core.compare.tolerance import EPSILON, QUANTIZED, UNJUDGED, Tolerance
@@ -58,15 +59,16 @@ def compare_offline(
         found.missing.setdefault("logits", f"an {known} engine is judged by its logits, which these dumps do not hold")
     taps = tuple(Tap(name, name, dtype=name_of(kind)) for name, kind in found.dtypes.items())
     info = dump_info(pairs.actual, known)
+    results = judge(found.results, tolerance, taps, info)
     return Comparison(
         engine=info,
         reference=dump_info(pairs.expected, pairs.expected.info.get("dtype", known)),
-        results=judge(found.results, tolerance, taps, info),
+        results=results,
         tolerance=tolerance,
         logits=tuple(found.logits.values()),
         missing=found.missing,
         taps=taps,
-        notes=(*pairs.notes, *left_out),
+        notes=(*pairs.notes, *left_out, *reasons(pairs, results)),
         receipt=make_receipt(),
     )
 
@@ -110,6 +112,16 @@ class Found:
         if name_of(kind) in DTYPES:
             a, b = (side[:, -1] if side.dim() == 3 else side for side in (pair.actual, pair.expected))
             self.logits[pair.step] = measure_logits(a, b, dtype=name_of(kind))
+
+
+def reasons(pairs: DumpPairs, results: Iterable[SiteResult]) -> tuple[str, ...]:
+    """Say what would explain the first result that fails: swapped rows, a constant scale, a transposition, zeros."""
+    bad = min((r for r in results if not r.ok), key=lambda r: (r.step, r.order), default=None)
+    if bad is None:
+        return ()
+    pair = pairs.pair(bad.step, bad.site)
+    found = find(pair.actual, pair.expected, bad.metrics)
+    return tuple(f"{bad.site}, step {bad.step}: {finding.text}" for finding in found[:1])
 
 
 def engine_dtype(dtypes: Iterable[torch.dtype]) -> str:

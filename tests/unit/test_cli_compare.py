@@ -98,8 +98,9 @@ def test_a_runner_of_polygraphys_file_is_chosen(compare, tmp_path):
 
 def test_an_option_that_neither_format_has_is_2(compare, tmp_path):
     one = safetensors(tmp_path / "a.safetensors", x=X)
-    code, output = compare(one, one, "--rank", "0")
-    assert (code, output.strip()) == (2, "ditto: a dump of format file has no option 'rank' (options: none)")
+    for option in ("rank", "runner", "etrecord", "debug_buffer"):
+        code, output = compare(one, one, "--" + option.replace("_", "-"), "0")
+        assert (code, output.strip()) == (2, f"ditto: a dump of format file has no option {option!r} (options: none)")
 
 
 def test_a_rule_that_is_about_no_tensor_is_2_unless_it_is_the_whole_projects(compare, tmp_path):
@@ -180,6 +181,24 @@ def test_a_tensor_that_turned_to_zeros_is_said_to_be_zeros(compare, tmp_path):
     code, output = compare(actual, expected)
     assert code == 1
     assert "the engine's tensor is all zeros, the reference's reaches 300: overflow?" in output
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (X * 1.01, "actual is 1.01 x expected"),
+        (X[[1, 0, 2]], "slices 0 and 1 of dimension 0 are swapped"),
+        (torch.zeros(3, 4), "actual is all zeros, expected reaches 1"),
+    ],
+)
+def test_what_explains_the_first_failure_is_said(compare, tmp_path, wrong, reason):
+    for name, value in (("actual", wrong), ("expected", X)):
+        (tmp_path / name).mkdir()
+        for step, tensor in enumerate((X, value)):
+            torch.save({"a": X, "x": tensor.clone()}, tmp_path / name / f"step{step}.pt")
+    code, output = compare("actual", "expected")
+    assert code == 1
+    assert f"note: x, step 1: {reason}" in output
 
 
 def test_nan_on_both_sides_is_counted_in_the_message(compare, tmp_path):

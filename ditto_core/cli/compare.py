@@ -27,16 +27,22 @@ def command(
         Path | None, typer.Option(help="Write twice the measured errors as rules to this file, for review.")
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="The engine's dtype, whose bounds count where no rule does [default: the dump's].")
+        str,
+        typer.Option(
+            help="The engine's dtype, whose bounds count where no rule does [default: the dump's]; of a quantized one "
+            "(int8, int4 …) the logits are judged."
+        ),
     ] = "",
     rank: Annotated[str | None, typer.Option(help="tllm_debug: a rank's number or place, such as PP_0/TP_1.")] = None,
     runner: Annotated[str | None, typer.Option(help="Polygraphy: a runner's name or its beginning.")] = None,
     etrecord: Annotated[Path | None, typer.Option(help="ETDump: the ETRecord, if it is not beside it.")] = None,
+    debug_buffer: Annotated[Path | None, typer.Option(help="ETDump: the debug buffer, if it is not beside it.")] = None,
     rtol: Annotated[float | None, typer.Option(help="Element-wise relative tolerance of the mismatch count.")] = None,
     atol: Annotated[float | None, typer.Option(help="Element-wise absolute tolerance of the mismatch count.")] = None,
     equal_nan: Annotated[bool, typer.Option("--equal-nan", help="A NaN equals a NaN.")] = False,
     ignore_missing: Annotated[
-        bool, typer.Option("--ignore-missing", help="Compare what both have; else a missing name is exit code 2.")
+        bool,
+        typer.Option("--ignore-missing", help="Compare what both have; else a name of one side only is exit code 2."),
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the comparison here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every tensor.")] = False,
@@ -46,32 +52,36 @@ def command(
     from ditto_core.compare.offline import compare_offline
     from ditto_core.compare.rules import calibrate as write_rules
     from ditto_core.compare.rules import load_tolerance, project_tolerance
-    from ditto_core.compare.tolerance import Tolerance
+    from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance
     from ditto_core.report.text import ROWS, failure_message, table
     from ditto_core.spec import parse_dtype
 
     filed = load_tolerance(tolerances) if tolerances else project_tolerance(Path.cwd())
     rules = Tolerance(rules=tuple(parse_rule(text) for text in tolerance or [])).over(filed)
-    place = int(rank) if rank is not None and rank.isdigit() else rank
-    pairs = compare_dumps(actual, expected, name_map=name_map, rank=place, runner=runner, etrecord=etrecord)
+    place = int(rank) if rank is not None and rank.isdecimal() else rank
+    options = {"rank": place, "runner": runner, "etrecord": etrecord, "debug_buffer": debug_buffer}
+    pairs = compare_dumps(actual, expected, name_map=name_map, **options)
     found = compare_offline(
         pairs,
         tolerance=rules,
         rtol=rtol,
         atol=atol,
         equal_nan=equal_nan,
-        dtype=parse_dtype(dtype) if dtype else "",
+        dtype=dtype if dtype in ("", *QUANTIZED, *EPSILON) else parse_dtype(dtype),
+        ignore_missing=ignore_missing,
     )
     if json_file is not None:
         found.save(json_file)
     if calibrate is not None:
         typer.echo(f"{write_rules([found], calibrate)} rules in {calibrate}: review and commit it", err=True)
+    for note in found.notes:
+        typer.echo(f"note: {note}", err=True)
     typer.echo(table(found, len(found.sites) if verbose else ROWS))
     if not found:
         typer.echo(failure_message(found), err=True)
-    if found.missing and not ignore_missing:
+    if found.missing:
         raise typer.Exit(2)
-    if found.failures:
+    if not found:
         raise typer.Exit(1)
 
 

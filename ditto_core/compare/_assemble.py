@@ -63,6 +63,7 @@ def assemble(seen: Accumulator, actual: torch.Tensor, expected: torch.Tensor) ->
         inf_actual=seen.inf_actual,
         inf_expected=seen.inf_expected,
         inf_mismatch=seen.inf_mismatch,
+        nonfinite_mismatch=seen.unequal_nonfinite,
         **norms(seen, finite),
         **axis_errors(seen),
     )

@@ -32,7 +32,9 @@ class Metrics:
     - ``histogram``: ``(lower edge, count)`` of the non-empty octaves of |d|, ``[edge, 2 edge)``; edge 0 holds the zeros
       (rounded to bfloat16 as above).
     - ``nan_*``, ``inf_*``: how many on each side; ``nan_mismatch``: NaN on one side only; ``inf_mismatch``: Inf against
-      anything but the same Inf or a NaN; ``first_nonfinite``: index and ``actual``, ``expected`` or ``both``.
+      anything but the same Inf or a NaN; ``nonfinite_mismatch``: places of a NaN or Inf whose two sides are not equal,
+      NaN on both sides included unless ``equal_nan``; ``first_nonfinite``: index and ``actual``, ``expected`` or
+      ``both``.
     - ``max_actual``, ``max_expected``: largest finite |x|; ``headroom``: max_actual / the dtype's largest number.
     - ``scale``: least-squares factor <a,b> / <b,b> that maps expected onto actual; ``scale_residual``: rel_l2 that
       is left after it (not resolved below about 1e-8).
@@ -79,6 +81,7 @@ class Metrics:
     headroom: float
     scale: float
     scale_residual: float
+    nonfinite_mismatch: int = 0
     by_row: tuple[float, ...] = ()
     by_position: tuple[float, ...] = ()
     by_head: tuple[float, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +22,23 @@ HINTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a pair must hold. Elements count when a tolerance was given or there is no bound on ``rel_l2``."""
+    """What a pair must hold. Elements count when a tolerance was given or there is no bound on ``rel_l2``.
+
+    Raises :class:`UsageError` for a negative bound, a NaN, and a share above 1.
+    """
 
     rtol: float | None
     atol: float | None
     rel_l2: float | None
     max_mismatch_ratio: float
     equal_nan: bool
+
+    def __post_init__(self) -> None:
+        for name, most in (("rtol", math.inf), ("atol", math.inf), ("rel_l2", math.inf), ("max_mismatch_ratio", 1.0)):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= most:
+                expected = "a number of 0 or more" if most > 1 else "a share from 0 to 1"
+                raise UsageError(f"{name} is {value}, expected {expected}")
 
     @property
     def elementwise(self) -> bool:
@@ -65,7 +76,8 @@ def assert_close(
     (:func:`~ditto_core.compare.ulp.tolerance`), and up to ``max_mismatch_ratio`` of the elements may be outside. With
     ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
     fails. Dtypes may differ, shapes may not. Raises AssertionError, of at most ten lines, for different values, shapes,
-    keys or lengths and when there is nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects.
+    keys or lengths and when there is nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects and
+    for a bound that is negative or NaN.
     """
     __tracebackhide__ = True
     bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan)
@@ -136,13 +148,18 @@ def as_tensor(value: Any) -> torch.Tensor:
         raise UsageError(
             f"cannot compare {type(value).__name__}: expected tensors, arrays, numbers, dicts or lists of them"
         )
+    if found.is_meta or found.is_nested:
+        raise UsageError(
+            f"cannot compare a {'meta' if found.is_meta else 'nested'} tensor: expected one with its numbers"
+        )
+    found = found.dequantize() if found.is_quantized else found
     found = found.to_dense() if found.layout != torch.strided else found
     return torch.view_as_real(found.resolve_conj()) if found.is_complex() else found
 
 
 def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """View a numpy array, memory-mapped ones too, as a tensor; reversed and foreign-endian arrays are copied."""
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biufc" or array.dtype in (np.longdouble, np.clongdouble):
         raise UsageError(f"cannot compare an array of {array.dtype}: expected numbers")
     if not array.dtype.isnative or min(array.strides, default=0) < 0:
         array = array.astype(array.dtype.newbyteorder("="), copy=True)
@@ -200,7 +217,12 @@ def element(index: tuple[int, ...] | None, actual: torch.Tensor, expected: torch
     """Say both values of one element, and what was allowed there."""
     assert index is not None
     a, b = actual[index].item(), expected[index].item()
-    return f"at {index}: actual {a:.9g}, expected {b:.9g}, allowed {found.atol + found.rtol * abs(b):.3g}"
+    return f"at {index}: actual {value(a)}, expected {value(b)}, allowed {found.atol + found.rtol * abs(b):.3g}"
+
+
+def value(number: float | int | bool) -> str:
+    """Write a number: integers whole, for 64 bits have more digits than are shown of a float."""
+    return str(number) if isinstance(number, int) else f"{number:.9g}"
 
 
 def nonfinite(found: Metrics) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,11 @@ class DumpPairs:
         """Yield every pair of every common step; two tensors are in memory at a time."""
         for step in range(min(self.steps)):
             yield from self._step_pairs(self.match(step))
+
+    def pair(self, step: int, name: str) -> Pair:
+        """Return one pair that :meth:`match` lists."""
+        match = self.match(step)
+        return next(self._step_pairs(replace(match, matched={name: match.matched[name]})))
 
     def only_actual(self) -> list[tuple[int, str]]:
         """Return step and name of every tensor that only ``actual`` has."""

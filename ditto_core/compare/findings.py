@@ -6,6 +6,7 @@ over the tensors and are meant for failures only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +18,12 @@ from ditto_core.compare.ulp import spacing
 
 EXPLAINED = 0.1
 """A cause explains an error when undoing it leaves less than this share of it."""
+
+RESOLVED = 1e-7
+"""What is left after scaling is not known below about 1e-8, so a smaller error has no known scale."""
+
+COPIED = 1 << 26
+"""Elements of a tensor up to which dimensions of two sizes are exchanged: that takes a copy, a square does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +59,14 @@ def all_zero(actual: torch.Tensor, metrics: Metrics) -> Finding:
 
 def scaled(metrics: Metrics) -> Finding | None:
     """Find a constant factor between the two sides."""
-    if metrics.all_zero_expected or not metrics.scale_residual < EXPLAINED * metrics.rel_l2:
+    if metrics.all_zero_expected or not RESOLVED < metrics.rel_l2 < math.inf:
         return None
-    text = f"actual is {metrics.scale:.6g} x expected (rel_l2 {metrics.scale_residual:.1e} after scaling)"
+    if not metrics.scale_residual < EXPLAINED * metrics.rel_l2:
+        return None
+    factor = f"{metrics.scale:.6g}"
+    if factor == "1":
+        factor = f"(1 {metrics.scale - 1:+.2g})"
+    text = f"actual is {factor} x expected (rel_l2 {metrics.scale_residual:.1e} after scaling)"
     return Finding("scale", text, metrics.rel_l2, metrics.scale_residual)
 
 
@@ -64,11 +76,10 @@ def swapped(actual: torch.Tensor, expected: torch.Tensor, before: float) -> Find
         first, second = worst_pair(actual, expected, dim)
         if first == second:
             continue
-        a, b = (
-            side.index_select(dim, torch.tensor([first, second], device=side.device)) for side in (actual, expected)
-        )
-        here, undone = measure(a, b).rel_l2, measure(a, b.flip(dim)).rel_l2
-        if undone < EXPLAINED * here:
+        pair = (first, second)
+        here = max(measure(actual.select(dim, i), expected.select(dim, i)).rel_l2 for i in pair)
+        undone = max(measure(actual.select(dim, i), expected.select(dim, first + second - i)).rel_l2 for i in pair)
+        if undone < EXPLAINED * min(1.0, here):
             text = f"slices {first} and {second} of dimension {dim} are swapped (rel_l2 {undone:.1e} when put back)"
             return Finding("swapped", text, before, undone)
     return None
@@ -78,7 +89,9 @@ def worst_pair(actual: torch.Tensor, expected: torch.Tensor, dim: int) -> tuple[
     """Return the only two indices of a dimension that hold the error; (0, 0) when there are not exactly two."""
     axes = ["batch" if i == dim else "" for i in range(actual.dim())]
     errors = measure(actual, expected, axes=axes).by_row
-    bad = [i for i, error in enumerate(errors) if error > EXPLAINED * max(errors)]
+    # A slice that should be zero and is not has an infinite error, beside which no other would count.
+    least = EXPLAINED * max((error for error in errors if error < math.inf), default=0.0)
+    bad = [i for i, error in enumerate(errors) if error > least]
     return (bad[0], bad[1]) if len(bad) == 2 else (0, 0)
 
 
@@ -109,7 +122,9 @@ def transposed(actual: torch.Tensor, expected: torch.Tensor, before: float) -> F
 
 
 def exchanged(tensor: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield every exchange of two dimensions, in the shape of the tensor."""
+    """Yield the exchanges of two dimensions, in the shape of the tensor; of a large one those that need no copy."""
     wide = [dim for dim, size in enumerate(tensor.shape) if size > 1]
     for first, second in combinations(wide, 2):
+        if tensor.shape[first] != tensor.shape[second] and tensor.numel() > COPIED:
+            continue
         yield first, second, tensor.transpose(first, second).reshape(tensor.shape)

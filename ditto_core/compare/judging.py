@@ -8,7 +8,7 @@ from statistics import median
 
 from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.tolerance import WITHIN, Tolerance, Verdict
+from ditto_core.compare.tolerance import INTEGERS, WITHIN, Tolerance, Verdict
 from ditto_core.sites import Tap
 
 
@@ -16,13 +16,15 @@ def judge(
     results: Sequence[SiteResult], tolerance: Tolerance, taps: Iterable[Tap], engine: SessionInfo
 ) -> tuple[SiteResult, ...]:
     """Give every measurement its verdict, then mark those that heal downstream."""
+    taps = tuple(taps)
     names = {tap.site: (tap.site, *tap.aliases) for tap in taps}
+    exact = {tap.site for tap in taps if tap.dtype in INTEGERS}
     usual = usual_floors(results)
 
     def verdict(r: SiteResult) -> Verdict:
         floor = None if r.floor is None else max(r.floor, usual[r.site, r.step > 0])
         sites = names.get(r.site, (r.site,))
-        return tolerance.judge(sites, r.step, r.metrics, engine.dtype, floor, engine.kernels)
+        return tolerance.judge(sites, r.step, r.metrics, engine.dtype, floor, engine.kernels, r.site in exact)
 
     judged = [replace(r, verdict=verdict(r), healed=False) for r in results]
     return tuple(mark_healed(judged, names))

@@ -57,7 +57,8 @@ def measure(
     that broadcasts to the shape; elements where it is False do not count. ``rtol`` and ``atol`` default to the table
     of :func:`~ditto_core.compare.ulp.tolerance` for the coarser dtype. On the CPU, tensors of a million elements and
     more are measured by ``threads`` workers (default: one a core, at most 4). Tensors on two devices: the smaller is
-    moved. Raises :class:`ShapeMismatch`, and :class:`UsageError` for complex dtypes and for axes that do not fit.
+    moved. Raises :class:`ShapeMismatch`, and :class:`UsageError` for complex, packed and uint64 dtypes and for axes
+    that do not fit.
     """
     pair = prepare(actual, expected, valid, axes)
     rules = make_rules(pair, rtol, atol, equal_nan)

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
 
 from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.dumps import DumpPairs
+from ditto_core.compare.dumps import DumpPairs, Pair
+from ditto_core.compare.findings import find
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.tolerance import EPSILON, UNJUDGED, Tolerance
+from ditto_core.compare.tokens import LogitsMetrics, measure_logits
+from ditto_core.compare.tolerance import EPSILON, QUANTIZED, UNJUDGED, Tolerance
+from ditto_core.compare.ulp import coarser
 from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError
 from ditto_core.receipt import make_receipt
 from ditto_core.sites import Tap
+from ditto_core.spec import DTYPES
+
+LOGITS = ("output:logits", "logits", "lm_head")
+"""Names under which dumps hold a model's logits."""
 
 
 def compare_offline(
@@ -25,50 +35,108 @@ def compare_offline(
     atol: float | None = None,
     equal_nan: bool = False,
     dtype: str = "",
+    ignore_missing: bool = False,
 ) -> Comparison:
     """Measure and judge every pair of two dumps; the first dump is the engine's side.
 
-    ``dtype`` decides the bounds where no rule does (default: what the dump says, else that of its first tensor).
-    Names, steps and shapes that only one side has are in ``missing``. Raises :class:`UsageError` for a negative
-    tolerance or a NaN.
+    ``dtype`` decides the bounds where no rule does (default: what the dump says, else the coarsest of the tensors on
+    either side; an 8-bit one only where there is no other); integers have to be equal. Names and steps that only one
+    side has are in ``missing``, with ``ignore_missing`` in ``notes``; different shapes are in ``missing`` always.
+    Raises :class:`UsageError` for a negative tolerance or a NaN.
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not value >= 0:
             raise UsageError(f"{name} is {value}, expected a number of 0 or more")
-    results: list[SiteResult] = []
-    missing = one_sided(pairs)
     tolerance = tolerance or Tolerance()
-    order: dict[str, int] = {}
+    alone = one_sided(pairs)
+    left_out = tuple(f"left out {name}: {reason}" for name, reason in alone.items()) if ignore_missing else ()
+    found = Found(tolerance, rtol, atol, equal_nan, {} if ignore_missing else alone)
     for pair in pairs.pairs():
+        found.take(pair)
+    tolerance.check(found.dtypes)
+    known = dtype or pairs.actual.info.get("dtype", "")
+    if known not in EPSILON and known not in QUANTIZED:
+        known = engine_dtype(found.dtypes.values())
+    if known in QUANTIZED and not found.logits:
+        found.missing.setdefault("logits", f"an {known} engine is judged by its logits, which these dumps do not hold")
+    taps = tuple(Tap(name, name, dtype=name_of(kind)) for name, kind in found.dtypes.items())
+    info = dump_info(pairs.actual, known)
+    results = judge(found.results, tolerance, taps, info)
+    return Comparison(
+        engine=info,
+        reference=dump_info(pairs.expected, pairs.expected.info.get("dtype", known)),
+        results=results,
+        tolerance=tolerance,
+        logits=tuple(found.logits.values()),
+        missing=found.missing,
+        taps=taps,
+        notes=(*pairs.notes, *left_out, *reasons(pairs, results)),
+        receipt=make_receipt(),
+    )
+
+
+@dataclass
+class Found:
+    """What is gathered while two dumps are read: place and dtype by name, ``logits`` by step."""
+
+    tolerance: Tolerance
+    rtol: float | None
+    atol: float | None
+    equal_nan: bool
+    missing: dict[str, str]
+    results: list[SiteResult] = field(default_factory=list)
+    order: dict[str, int] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    logits: dict[int, LogitsMetrics] = field(default_factory=dict)
+
+    def take(self, pair: Pair) -> None:
+        """Measure a pair; one that cannot be compared is missing."""
         if pair.problem:
-            missing[pair.name] = pair.problem
-            continue
-        rule = tolerance.rule_for((pair.name,), pair.step)
+            self.missing[pair.name] = pair.problem
+            return
+        rule = self.tolerance.rule_for((pair.name,), pair.step)
         metrics = measure(
             pair.actual,
             pair.expected,
-            rtol=rtol if rule is None or rule.rtol is None else rule.rtol,
-            atol=atol if rule is None or rule.atol is None else rule.atol,
-            equal_nan=equal_nan,
+            rtol=self.rtol if rule is None or rule.rtol is None else rule.rtol,
+            atol=self.atol if rule is None or rule.atol is None else rule.atol,
+            equal_nan=self.equal_nan,
         )
-        place = order.setdefault(pair.name, len(order))
-        results.append(SiteResult(pair.step, pair.name, place, metrics, UNJUDGED))
-        if not dtype and pair.actual.is_floating_point():
-            dtype = pairs.actual.info.get("dtype") or str(pair.actual.dtype).removeprefix("torch.")
-    tolerance.check(order)
-    known = dtype if dtype in EPSILON else "float32"
-    taps = tuple(Tap(name, name) for name in order)
-    info = dump_info(pairs.actual, known)
-    return Comparison(
-        engine=info,
-        reference=dump_info(pairs.expected, known),
-        results=judge(results, tolerance, taps, info),
-        tolerance=tolerance,
-        missing=missing,
-        taps=taps,
-        notes=pairs.notes,
-        receipt=make_receipt(),
-    )
+        kind = coarser(pair.actual.dtype, pair.expected.dtype)
+        self.dtypes.setdefault(pair.name, kind)
+        place = self.order.setdefault(pair.name, len(self.order))
+        self.results.append(SiteResult(pair.step, pair.name, place, metrics, UNJUDGED))
+        if pair.name in LOGITS and pair.step not in self.logits and pair.actual.dim() > 1 and metrics.count:
+            self._take_logits(pair, kind)
+
+    def _take_logits(self, pair: Pair, kind: torch.dtype) -> None:
+        """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab]."""
+        if name_of(kind) in DTYPES:
+            a, b = (side[:, -1] if side.dim() == 3 else side for side in (pair.actual, pair.expected))
+            self.logits[pair.step] = measure_logits(a, b, dtype=name_of(kind))
+
+
+def reasons(pairs: DumpPairs, results: Iterable[SiteResult]) -> tuple[str, ...]:
+    """Say what would explain the first result that fails: swapped rows, a constant scale, a transposition, zeros."""
+    bad = min((r for r in results if not r.ok), key=lambda r: (r.step, r.order), default=None)
+    if bad is None:
+        return ()
+    pair = pairs.pair(bad.step, bad.site)
+    found = find(pair.actual, pair.expected, bad.metrics)
+    return tuple(f"{bad.site}, step {bad.step}: {finding.text}" for finding in found[:1])
+
+
+def engine_dtype(dtypes: Iterable[torch.dtype]) -> str:
+    """Return the coarsest floating dtype that has a bound, an 8-bit one only for want of others; else float32."""
+    floats = [kind for kind in dtypes if name_of(kind) in EPSILON]
+    wide = [kind for kind in floats if kind.itemsize > 1]
+    found = wide or floats
+    return name_of(max(found, key=lambda kind: EPSILON[name_of(kind)])) if found else "float32"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return torch's name of a dtype without its prefix."""
+    return str(dtype).removeprefix("torch.")
 
 
 def one_sided(pairs: DumpPairs) -> dict[str, str]:
@@ -86,4 +154,4 @@ def one_sided(pairs: DumpPairs) -> dict[str, str]:
 def dump_info(dump: Dump, dtype: str) -> SessionInfo:
     """Describe a dump as a session."""
     facts: Mapping[str, str] = dict(dump.info)
-    return SessionInfo(str(dump.path), dump.format, facts.get("dtype", dtype), facts=facts)
+    return SessionInfo(str(dump.path), dump.format, dtype, facts=facts)

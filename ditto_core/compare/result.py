@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ditto_core.compare.metrics import Metrics
+from ditto_core.compare.tokens import matching_prefix
 from ditto_core.compare.tolerance import Verdict
 
 
@@ -51,6 +52,11 @@ class TokenResult:
         return tuple(i for i, (a, b) in enumerate(pairs) if a != b)
 
     @property
+    def prefix(self) -> int:
+        """Length of the greedy prefix on which both sides agree."""
+        return matching_prefix(self.engine, self.reference)
+
+    @property
     def flips(self) -> tuple[int, ...]:
         """Differences that are no near ties."""
         return tuple(i for i in self.differences if i not in self.near_ties)
@@ -71,8 +77,8 @@ class ObserverEffect:
 
 
 def row(result: SiteResult) -> dict[str, Any]:
-    """Flatten a result."""
-    numbers = {k: v for k, v in result.metrics.to_json().items() if isinstance(v, int | float | str | bool | None)}
+    """Flatten a result; infinities and NaN stay numbers, so that columns do."""
+    numbers = {k: v for k, v in asdict(result.metrics).items() if isinstance(v, int | float | bool | None)}
     verdict = asdict(result.verdict) | {"margin": result.verdict.margin}
     head = {"step": result.step, "site": result.site, "floor": result.floor, "healed": result.healed}
     return head | verdict | numbers

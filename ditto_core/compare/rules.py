@@ -12,7 +12,7 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.compare.tolerance import EPSILON, Tolerance
+from ditto_core.compare.tolerance import EPSILON, FACTOR, INTEGERS, Rule, Tolerance
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,10 +80,16 @@ class Measured:
         if found.failures:
             bad = found.failures[0]
             raise UsageError(f"not calibrated: {bad.site}, step {bad.step} diverges ({bad.verdict}); mend that first")
-        # An exact site got lucky: rounding alone may cost half of epsilon.
+        failed = next((f"step {step}: {verdict}" for step, verdict in found.logits_verdicts if not verdict.ok), None)
+        if failed:
+            raise UsageError(f"not calibrated: the logits diverge, {failed}; mend that first")
+        integers = {tap.site for tap in found.taps if tap.dtype in INTEGERS}
+        # An exact site got lucky: rounding alone may cost half of epsilon. Integers have no rounding.
         least = EPSILON.get(found.engine.dtype, 0.0) / 2
         worst: dict[str, float] = {}
         for result in found.results:
+            if result.site in integers:
+                continue
             key = re.sub(r"(?<=\.)\d+(?=[.:]|$)", "*", result.site)
             worst[key] = max(worst.get(key, least), result.metrics.rel_l2)
         return cls(worst, (f"{found.engine.label} against {found.reference.label}, {found.steps} steps",))
@@ -114,19 +120,33 @@ def calibrate(comparisons: Iterable[Comparison], path: Path, headroom: float = H
 def write_rules(measured: Iterable[Measured], path: Path, headroom: float = HEADROOM) -> int:
     """Write measured errors times ``headroom`` as rules, for a person to review and commit.
 
-    Sites that differ by a layer number share a rule. Rules of a file that is already there stay where nothing new was
-    measured. Returns the number of rules. Raises :class:`UsageError` when nothing was measured, :class:`TraceError`
-    when the file cannot be written.
+    Sites that differ by a layer number share a rule. Of a file that is already there the factor stays, the rules where
+    nothing new was measured, and those that say more than a bound on rel-L2: a person wrote them. Returns the number
+    of rules. Raises :class:`UsageError` when nothing was measured, :class:`TraceError` when the file cannot be written.
     """
     from ditto_core.trace.files import replace_text
 
     worst = reduce(or_, measured, Measured({}, ()))
     if not worst.errors:
         raise UsageError("not calibrated: nothing was compared")
-    kept = {} if not path.exists() else {r.selector: r.bound for r in load_tolerance(path).rules}
-    rules = kept | {site: value * headroom for site, value in worst.errors.items()}
+    known = load_tolerance(path) if path.exists() else Tolerance()
+    rules = {rule.selector: spelled(rule) for rule in known.rules}
+    written = {rule.selector for rule in known.rules if rule != Rule(rule.selector, rule.bound)}
+    rules |= {site: f"{value * headroom:.3e}" for site, value in worst.errors.items() if site not in written}
     lines = ["# Measured bounds on rel-L2: review before you commit.", f"# {headroom:g} x the worst of:"]
     lines += [f"#   {line}" for line in worst.sources]
-    lines += ["[tolerances]", *(f"{json.dumps(site)} = {bound:.3e}" for site, bound in rules.items())]
+    lines += ["[tolerances]", *([] if known.factor == FACTOR else [f"factor = {known.factor}"])]
+    lines += [f"{json.dumps(site)} = {rule}" for site, rule in rules.items()]
     replace_text(path, "\n".join(lines) + "\n")
     return len(rules)
+
+
+def spelled(rule: Rule) -> str:
+    """Return a rule's value in TOML: a number, or a table of the fields that are set."""
+    plain = Rule(rule.selector, rule.bound)
+    if rule == plain:
+        return f"{rule.bound}"
+    names = [name for name in Rule.__dataclass_fields__ if name not in ("selector", "required", "bound")]
+    changed = {name: getattr(rule, name) for name in names if getattr(rule, name) != getattr(plain, name)}
+    texts = (f"{k} = {json.dumps(v) if isinstance(v, str) else v}" for k, v in {"bound": rule.bound, **changed}.items())
+    return f"{{ {', '.join(texts)} }}"

@@ -139,7 +139,7 @@ def measure_logits(
         k=k,
         near_tie_ulp=near_tie_ulp,
         kl_mean=float(np.mean(rows.kl)),
-        kl_p99=float(np.quantile(rows.kl, 0.99)),
+        kl_p99=quantile(rows.kl, 0.99),
         kl_max=float(np.max(rows.kl)),
         top1_agreement=1 - len(rows.flips) / places,
         topk_agreement=rows.shared / (k * places),
@@ -181,6 +181,13 @@ def add_losses(rows: Rows, a: torch.Tensor, b: torch.Tensor, targets: torch.Tens
     rows.loss_actual += float(losses[0])
     rows.loss_expected += float(losses[1])
     rows.targets += int((targets != IGNORED).sum())
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile, linear between two values; infinity, not NaN, where one of the two is infinite."""
+    with np.errstate(invalid="ignore"):
+        found = float(np.quantile(values, share))
+    return math.inf if math.isnan(found) and not any(map(math.isnan, values)) else found
 
 
 def perplexity(loss: float, count: int) -> float | None:

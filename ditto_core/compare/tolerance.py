@@ -30,8 +30,20 @@ EPSILON: Mapping[str, float] = {
 }
 """Machine epsilon by dtype (distance from 1 to the next number)."""
 
-TABLE: Mapping[str, float] = {"float64": 1e-12, "float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
-"""rel-L2 bounds of accumulated error where no noise floor was measured: about ten times the floors of real models."""
+TABLE: Mapping[str, float] = {
+    "float64": 1e-12,
+    "float32": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 8e-2,
+    "float8_e4m3fn": 2.0**-3,
+    "float8_e5m2": 2.0**-2,
+}
+"""rel-L2 bounds of accumulated error where no noise floor was measured: about ten times the floors of real models, and
+one step of the 8-bit floats."""
+
+INTEGERS = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
+"""Dtypes of tensors (token ids, masks) that are equal or not: one id beside another is no small error. As the dtype of
+an engine, ``int8`` is a quantization instead."""
 
 QUANTIZED: Mapping[str, tuple[float, float]] = {
     "int8": (0.0014, 0.95),
@@ -44,23 +56,18 @@ QUANTIZED: Mapping[str, tuple[float, float]] = {
 quantizations (pull requests 6936 and 12557). Their single layers are not judged."""
 
 METRICS = (
-    "rel_l2",
-    "max_abs",
-    "mean_abs",
-    "rms",
-    "mse",
-    "max_rel",
-    "mean_rel",
-    "max_ulp",
-    "mismatched",
-    "mismatch_ratio",
-    "p50",
-    "p90",
-    "p99",
-    "p999",
-    "scale_residual",
+    *("rel_l2", "max_abs", "mean_abs", "rms", "mse", "max_rel", "mean_rel", "max_ulp"),
+    *("mismatched", "mismatch_ratio", "p50", "p90", "p99", "p999", "scale_residual"),
 )
 """Metrics that a rule may bound from above."""
+
+FIELDS: tuple[tuple[str, Any, str], ...] = (
+    ("step", int, "a whole number of 0 or more"),
+    ("rtol", int | float, "a number of 0 or more"),
+    ("atol", int | float, "a number of 0 or more"),
+    ("reason", str, "a text"),
+)
+"""What the optional fields of a rule may be."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,14 @@ class Rule:
             raise UsageError(f"no tolerance on {self.metric!r} can be set, expected {', '.join(METRICS)}{hint}")
         if not self.bound >= 0:
             raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a number of 0 or more")
+        if self.metric == "mismatch_ratio" and 1 < self.bound < math.inf:
+            raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a share from 0 to 1")
+        for name, kind, expected in FIELDS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kind) or (kind is not str and not value >= 0):
+                raise UsageError(f"tolerance for {self.selector!r} has {name} {value!r}, expected {expected}")
 
     def applies(self, sites: Sequence[str], step: int) -> bool:
         """Tell whether the rule speaks of a site (by any of its names) at a step."""
@@ -105,7 +120,9 @@ class Verdict:
 
     @property
     def margin(self) -> float:
-        """Return value / bound: above 1 it has diverged."""
+        """Return value / bound: above 1 it has diverged. A bound of infinity leaves room for anything."""
+        if self.bound == math.inf:
+            return 0.0
         if self.bound:
             return self.value / self.bound
         return math.inf if self.value else 0.0
@@ -173,16 +190,20 @@ class Tolerance:
         dtype: str,
         floor: float | None = None,
         kernels: Iterable[KernelProperty] = (),
+        exact: bool = False,
     ) -> Verdict:
         """Judge a site's metrics.
 
         ``sites`` are the site's names, ``dtype`` is the engine's, ``floor`` the reference's own rel-L2 error there,
-        ``kernels`` the engine's measured kernel properties. In this order: a user's rule; the noise floor; the noise
-        floor widened by a kernel property, which makes the result ``explained``; the table by dtype.
+        ``kernels`` the engine's measured kernel properties; ``exact``: the site holds integers. In this order: a user's
+        rule; equality of integers; the noise floor; the noise floor widened by a kernel property, which makes the
+        result ``explained``; the table by dtype.
         """
         rule = self.rule_for(sites, step)
         if rule is not None:
             return by_rule(rule, metrics)
+        if exact:
+            return decide("mismatched", metrics.mismatched, 0.0, "integers are equal or not")
         if dtype in QUANTIZED:
             return Verdict(
                 EXPLAINED, "rel_l2", metrics.rel_l2, math.inf, f"{dtype}: judged by KL and top-1 of the logits"
@@ -232,8 +253,16 @@ def by_kernels(
 
 
 def by_rule(rule: Rule, metrics: Metrics) -> Verdict:
-    """Judge by a user's rule."""
+    """Judge by a user's rule.
+
+    Maxima and means leave NaN and Inf out. So an unequal one breaks every bound below infinity, save that NaN on both
+    sides is an element like others where elements are counted.
+    """
     text = f"rule {rule.selector!r}" + (f": {rule.reason}" if rule.reason else "")
+    counted = rule.metric in ("mismatched", "mismatch_ratio")
+    unequal = metrics.nan_mismatch + metrics.inf_mismatch if counted else metrics.nonfinite_mismatch
+    if unequal and rule.bound < math.inf:
+        return Verdict(DIVERGED, rule.metric, math.inf, rule.bound, f"{text}; {unequal} NaN or Inf are never allowed")
     verdict = decide(rule.metric, float(getattr(metrics, rule.metric)), rule.bound, text)
     if verdict.ok and rule.reason:
         return Verdict(EXPLAINED, verdict.metric, verdict.value, verdict.bound, text)
@@ -263,11 +292,14 @@ def parse_rule(selector: str, value: Any) -> Rule:
         raise UsageError(f"tolerance for {selector!r} is {value!r}, expected a number or a table with 'bound'")
     fields = dict(value)
     if "max_mismatch_ratio" in fields:
+        for other in ("bound", "metric"):
+            if other in fields:
+                raise UsageError(f"tolerance for {selector!r} has max_mismatch_ratio and {other}, expected one")
         fields |= {"bound": fields.pop("max_mismatch_ratio"), "metric": "mismatch_ratio"}
     known = [name for name in Rule.__dataclass_fields__ if name not in ("selector", "required")]
     for name in fields:
         if name not in known:
             raise UsageError(f"tolerance for {selector!r} has no field {name!r}{nearest(name, known)}")
-    if not isinstance(fields.get("bound"), int | float):
+    if isinstance(fields.get("bound"), bool) or not isinstance(fields.get("bound"), int | float):
         raise UsageError(f"tolerance for {selector!r} has no 'bound', expected a number")
     return Rule(selector, **fields)

@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 import torch
 
+from ditto_core.errors import UsageError
+
 TOLERANCES = MappingProxyType(
     {
         torch.float64: (1e-7, 1e-7),
@@ -40,13 +42,17 @@ class Spacing:
 
 @lru_cache
 def spacing(dtype: torch.dtype) -> Spacing:
-    """Return the spacing of a dtype."""
+    """Return the spacing of a dtype. Raises :class:`UsageError` for one whose numbers torch cannot convert (int4)."""
     if dtype == torch.bool:
         return Spacing(0.0, 1.0, 1.0)
-    if not dtype.is_floating_point:
-        return Spacing(0.0, 1.0, float(torch.iinfo(dtype).max))
-    info = torch.finfo(dtype)
-    return Spacing(info.eps, info.tiny, info.max)
+    try:
+        if not dtype.is_floating_point:
+            return Spacing(0.0, 1.0, float(torch.iinfo(dtype).max))
+        info = torch.finfo(dtype)
+        return Spacing(info.eps, info.tiny, info.max)
+    except (TypeError, NotImplementedError) as error:
+        name = str(dtype).removeprefix("torch.")
+        raise UsageError(f"{name} tensors are not compared: expected one number an element, unpack both") from error
 
 
 def ulp(value: float, dtype: torch.dtype) -> float:

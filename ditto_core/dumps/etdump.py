@@ -71,7 +71,9 @@ def open_etdump(path: Path, etrecord: Path | str | None = None, debug_buffer: Pa
     if record and not is_etrecord(record):
         raise TraceError(f"{record} is not an ETRecord, or a damaged one")
     if buffer is None:
-        raise TraceError(f"{found[0]} has no debug buffer beside it: name the file with debug_buffer=")
+        raise TraceError(f"{found[0]} has no debug buffer beside it: name the file with debug_buffer= (--debug-buffer)")
+    if not buffer.is_file():
+        raise TraceError(f"{buffer} does not exist: it should be the debug buffer of {found[0].name}")
     notes = () if record else (f"{path} has no ETRecord beside it: tensors are named by operator, not by module",)
     info = {"etdump": found[0].name, "debug_buffer": buffer.name, "etrecord": record.name if record else "none"}
     return Dump(path, "etdump", [partial(inspect, found[0], record, buffer)], info, notes)

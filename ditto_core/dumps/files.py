@@ -5,6 +5,7 @@ numpy reads with ``allow_pickle=False``, torch with ``weights_only=True``: no co
 
 from __future__ import annotations
 
+import errno
 import pickle
 import re
 import zipfile
@@ -15,10 +16,10 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, natural, starts_with
 from ditto_core.errors import TraceError
+from ditto_core.trace import mapped
 from ditto_core.trace.files import reading
 
 _STEP = re.compile(r"step_?(\d+)\.(safetensors|npz|pt|pth)")
@@ -31,11 +32,10 @@ def open_safetensors(path: Path) -> Tensors:
     """Open a safetensors file; each tensor is mapped into memory when it is asked for."""
 
     def load(name: str) -> torch.Tensor:
-        with reading(path, name), safe_open(path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-            return tensor
+        with reading(path, name):
+            return mapped.load(path, name)
 
-    with reading(path), safe_open(path, framework="pt") as file:
+    with reading(path), mapped.opened(path) as file:
         return Lazy(list(file.keys()), load)
 
 
@@ -45,15 +45,20 @@ def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind == "V":
         raise TypeError(f"dtype {array.dtype} (numpy has no bfloat16 or fp8: the file lost the real dtype)")
-    return torch.from_numpy(array)
+    return torch.from_numpy(array) if array.flags.writeable else mapped.from_read_only(array)
 
 
 def load_npy(path: Path) -> torch.Tensor:
-    """Map one ``.npy`` file into memory (copy on write)."""
+    """Map one ``.npy`` file into memory: copy on write, or for reading only where it exceeds the memory there is."""
     with reading(path):
         if not starts_with(path, _NPY):
             raise TraceError(f"{path} cannot be read: it is not a .npy file (pickled objects are not read)")
-        return from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
+        try:
+            return from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+        return from_numpy(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def open_npy(path: Path) -> Tensors:
@@ -75,7 +80,12 @@ def open_npz(path: Path) -> Tensors:
 def open_pt(path: Path) -> Tensors:
     """Open what ``torch.save`` wrote: a tensor, or dictionaries and lists of them (names are joined with dots)."""
     with reading(path):
-        return dict(flatten(load_pt(path, str(path)), ""))
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in flatten(load_pt(path, str(path)), ""):
+            if name in found:
+                raise TraceError(f"{path} holds two tensors that are named {name!r} when nested names are joined")
+            found[name] = tensor
+        return found
 
 
 def load_pt(source: Path | IO[bytes], name: str) -> Any:
@@ -95,7 +105,7 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     Raises ``TypeError`` for anything else.
     """
     if isinstance(value, torch.Tensor):
-        yield name or "tensor", value.detach()
+        yield name or "tensor", value.detach() if value.layout == torch.strided else value.detach().to_dense()
     elif isinstance(value, bool | int | float):
         yield name or "tensor", torch.tensor(value)
     elif isinstance(value, Mapping | list | tuple):

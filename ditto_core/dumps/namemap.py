@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ditto_core.dumps.base import Dump
-from ditto_core.dumps.padding import Padding
+from ditto_core.dumps.padding import Padding, whole_numbers
 from ditto_core.errors import TraceError, UsageError, nearest
 from ditto_core.trace.files import reading
 
@@ -61,13 +61,13 @@ class Rule:
         found = self._pattern().fullmatch(name)
         if not found:
             return []
-        return [_CAPTURE.sub(lambda m: found[m[1]], target) for target in self.targets]
+        return [_CAPTURE.sub(lambda m: found[f"c_{m[1]}"], target) for target in self.targets]
 
     def _pattern(self) -> re.Pattern[str]:
         out, end, seen = "", 0, set()
         for capture in _CAPTURE.finditer(self.source):
             name, deep = capture.groups()
-            group = rf"(?P={name})" if name in seen else rf"(?P<{name}>{'.+' if deep else '[^.:/]+'})"
+            group = rf"(?P=c_{name})" if name in seen else rf"(?P<c_{name}>{'.+' if deep else '[^.:/]+'})"
             out += re.escape(self.source[end : capture.start()]) + group
             end = capture.end()
             seen.add(name)
@@ -189,7 +189,7 @@ def split_rule(item: Any) -> Rule:
         if key not in item:
             raise UsageError(f"name map: an entry of split has no key {key!r}, expected from, to and sizes")
     targets = tuple(text_of(target, "a name in split's to") for target in list_of(item["to"], "split's to"))
-    sizes = tuple(map(int, list_of(item["sizes"], "split's sizes")))
+    sizes = whole_numbers(item["sizes"], "split's sizes")
     return Rule(text_of(item["from"], "split's from"), targets, sizes, int(item.get("axis", -1)))
 
 

@@ -47,7 +47,7 @@ class Padding:
         lengths = data.get("lengths", ())
         return cls(
             mask=str(data.get("mask", "")),
-            lengths=lengths if isinstance(lengths, str) else tuple(map(int, lengths)),
+            lengths=lengths if isinstance(lengths, str) else whole_numbers(lengths, "padding's lengths"),
             side=str(data.get("side", "right")),
             last_token=tuple(data.get("last_token", ())),
         )
@@ -55,11 +55,11 @@ class Padding:
     def real(self, dumps: tuple[Dump, ...], step: int) -> torch.Tensor:
         """Return the new positions of a step that are real: bool [batch, length].
 
-        Raises :class:`TraceError` when no dump has the tensor that is named.
+        Raises :class:`TraceError` when no dump has the tensor that is named, or a mask has other dimensions.
         """
         if self.mask:
-            total = find(dumps, step, self.mask).bool()
-            past = find(dumps, step - 1, self.mask).shape[1] if step else 0
+            total = find_mask(dumps, step, self.mask)
+            past = find_mask(dumps, step - 1, self.mask).shape[1] if step else 0
             return total[:, past:]
         lengths = self.lengths
         if isinstance(lengths, str):
@@ -75,6 +75,13 @@ class Padding:
         return any(matches(selector, name) for selector in self.last_token)
 
 
+def whole_numbers(values: Any, what: str) -> tuple[int, ...]:
+    """Return a list of a file as whole numbers. Raises :class:`UsageError`."""
+    if not isinstance(values, list | tuple) or not all(type(n) is int and n >= 0 for n in values):
+        raise UsageError(f"name map: {what} is {values!r}, expected a list of whole numbers")
+    return tuple(values)
+
+
 def find(dumps: tuple[Dump, ...], step: int, name: str) -> torch.Tensor:
     """Return a tensor from the first dump that has it."""
     for dump in dumps:
@@ -82,6 +89,14 @@ def find(dumps: tuple[Dump, ...], step: int, name: str) -> torch.Tensor:
             return dump.load(step, name)
     known = [n for dump in dumps for n in dump.names(step)]
     raise TraceError(f"name map: neither dump has the tensor {name!r} in step {step}{nearest(name, known)}")
+
+
+def find_mask(dumps: tuple[Dump, ...], step: int, name: str) -> torch.Tensor:
+    """Return a mask [batch, past + length] as bool."""
+    mask = find(dumps, step, name)
+    if mask.dim() != 2:
+        raise TraceError(f"name map: the mask {name!r} has shape {list(mask.shape)}, expected [batch, length]")
+    return mask.bool()
 
 
 def packed(tensor: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:

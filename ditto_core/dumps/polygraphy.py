@@ -85,6 +85,8 @@ def is_feed(data: Any) -> bool:
 
 def choose(path: Path, names: list[str], runner: str | None) -> str:
     """Return the runner that is meant."""
+    if not names:
+        raise TraceError(f"{path} holds the results of no runner")
     found = [n for n in names if n == runner] or [n for n in names if n.startswith(runner or "")]
     if len(found) == 1:
         return found[0]

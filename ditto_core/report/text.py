@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ditto_core.compare._record import Metrics
     from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.result import SiteResult, TokenResult
 
@@ -61,7 +62,7 @@ def where(comparison: Comparison, result: SiteResult) -> str:
 def numbers(result: SiteResult) -> str:
     """Return the largest difference at a site, with both values, or what is not finite there."""
     m = result.metrics
-    if m.nan_mismatch or m.inf_mismatch:
+    if m.nonfinite_mismatch:
         place = f", first at {list(m.first_nonfinite[0])} ({m.first_nonfinite[1]})" if m.first_nonfinite else ""
         return (
             f"not finite: engine {m.nan_actual} NaN and {m.inf_actual} Inf, reference {m.nan_expected} NaN and "
@@ -69,10 +70,16 @@ def numbers(result: SiteResult) -> str:
         )
     if m.max_abs_index is None:
         return ""
-    return (
-        f"there: max abs {m.max_abs:.1e} at {list(m.max_abs_index)} (engine {m.max_abs_actual:.5g}, reference "
-        f"{m.max_abs_expected:.5g}), cosine {m.cosine:.6f}, scale {m.scale:.5f}"
-    )
+    if m.all_zero_actual:
+        return f"there: the engine's tensor is all zeros, the reference's reaches {m.max_expected:.3g}: overflow?"
+    sides = ", ".join(f"{n} {v}" if isinstance(v, int) else f"{n} {v:.5g}" for n, v in both_sides(m))
+    place = f"there: max abs {m.max_abs:.1e} at {list(m.max_abs_index)} ({sides})"
+    return f"{place}, cosine {m.cosine:.6f}, scale {m.scale:.5f}"
+
+
+def both_sides(m: Metrics) -> tuple[tuple[str, Any], ...]:
+    """Return the two values at the largest error: integers and bool whole, for ids differ in their last digit."""
+    return ("engine", m.max_abs_actual), ("reference", m.max_abs_expected)
 
 
 def cause(comparison: Comparison) -> str:
@@ -121,6 +128,8 @@ def output_error(comparison: Comparison) -> str:
 def observer_effect(comparison: Comparison) -> str:
     """Return what tapping does to the engine's outputs."""
     effect = comparison.observer
+    if effect is None and from_dumps(comparison):
+        return ""
     if effect is None:
         return "observer effect: not measured"
     if not effect.changed:
@@ -136,8 +145,18 @@ def missing(comparison: Comparison) -> str:
     return f"not compared: {len(comparison.missing)} sites, {site}: {reason}"
 
 
+def from_dumps(comparison: Comparison) -> bool:
+    """Tell whether both sides were read from files: nothing ran, so there is nothing to tap or to dump."""
+    from ditto_core.dumps import FORMATS
+    from ditto_core.dumps.files import OPENERS
+
+    return comparison.engine.backend in {*(form.name for form in FORMATS), *OPENERS}
+
+
 def dump(comparison: Comparison) -> str:
     """Return where the tensors lie."""
+    if from_dumps(comparison):
+        return ""
     return f"dump: {comparison.dump}" if comparison.dump else "dump: none, pytest --ditto-dump-dir DIR keeps them"
 
 
@@ -146,6 +165,8 @@ def advice(comparison: Comparison) -> str:
     bad, effect = comparison.first_bad, comparison.observer
     if bad is None and not comparison.logits_ok:
         return "next: this quantization loses more than healthy ones do; keep sensitive layers in a wider dtype"
+    if bad is None and from_dumps(comparison):
+        return "next: a name map aligns names and layouts, --ignore-missing leaves out names of one side only"
     if bad is None:
         return "next: leave these sites out of outputs=, or take a reference that has them"
     if effect is not None and effect.rel_l2 > bad.verdict.bound:

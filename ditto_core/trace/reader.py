@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from ditto_core.backends.base import SessionInfo
 from ditto_core.errors import TraceError
 from ditto_core.sites import Tap
+from ditto_core.trace import mapped
 from ditto_core.trace.files import digest, reading
 from ditto_core.trace.manifest import Manifest, StepMeta, TensorMeta
 from ditto_core.trace.streamfile import CODES, short
@@ -37,8 +37,8 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         key = self._metas[name].key
-        with reading(self._path), safe_open(self._path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(key)
+        with reading(self._path):
+            tensor = mapped.load(self._path, key)
         # A tensor behind one of odd size is not aligned in the file, and kernels may rely on alignment.
         return tensor if tensor.data_ptr() % tensor.element_size() == 0 else tensor.clone()
 
@@ -113,7 +113,7 @@ def check_step(path: Path, meta: StepMeta) -> None:
     if size != meta.bytes:
         raise TraceError(f"{path} is damaged: it has {size} bytes, the manifest says {meta.bytes}")
     expected = {t.key: (t.dtype, list(t.shape)) for t in meta.tensors}
-    with reading(path), safe_open(path, framework="pt") as file:
+    with reading(path), mapped.opened(path) as file:
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
         found = {k: (_DTYPES.get(s.get_dtype(), s.get_dtype()), list(s.get_shape())) for k, s in slices.items()}
     for key in [*expected, *found]:

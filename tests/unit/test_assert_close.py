@@ -143,8 +143,53 @@ def test_objects_that_hold_no_numbers_are_refused():
         assert_close(np.array(["a"]), np.array(["a"]))
 
 
+def test_tensors_without_numbers_of_their_own_are_refused():
+    for tensor, kind in (
+        (torch.empty(2, device="meta"), "meta"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged), "nested"),
+        (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "float4_e2m1fn_x2"),
+    ):
+        with pytest.raises(UsageError, match=rf"{kind} tensor"):
+            assert_close(tensor, tensor)
+    with pytest.raises(UsageError, match="array of"):
+        assert_close(np.ones(2, np.longdouble), np.ones(2, np.longdouble))
+
+
+@pytest.mark.parametrize("bound", ["rtol", "atol", "rel_l2", "max_mismatch_ratio"])
+@pytest.mark.parametrize("value", [math.nan, -1e-3])
+def test_a_bound_that_bounds_nothing_is_refused(bound, value):
+    with pytest.raises(UsageError, match=f"{bound} is {value}, expected a"):
+        assert_close(1.0, 2.0, **{bound: value})
+    with pytest.raises(UsageError, match="max_mismatch_ratio is 5, expected a share from 0 to 1"):
+        assert_close(1.0, 2.0, max_mismatch_ratio=5)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.uint16, torch.uint32, torch.int8, torch.bool],
+)
+def test_every_dtype_that_is_compared_fails_with_a_message(dtype):
+    wrong, right = torch.tensor([1.0, 0.0, 1.0, 0.0]).to(dtype), torch.tensor([0.0, 1.0, 1.0, 0.0]).to(dtype)
+    text = message(wrong, right)
+    assert "2 of 4 elements" in text
+    assert "slices 0 and 1 of dimension 0 are swapped" in text
+    assert_close(right, right.clone())
+
+
 def test_token_ids_that_differ_by_one_differ():
     assert "1 of 2 elements" in message(torch.tensor([1, 128001]), torch.tensor([1, 128000]))
+
+
+def test_integers_are_shown_whole_and_given_no_scale_that_is_not_measured():
+    text = message(torch.tensor([2**62 + 1]), torch.tensor([2**62]))
+    assert "actual 4611686018427387905, expected 4611686018427387904" in text
+    assert "hint" not in text
+
+
+def test_a_nan_is_not_explained_by_a_scale(base):
+    wrong = base.clone()
+    wrong[0, 0, 0] = math.nan
+    assert "x expected" not in message(wrong, base)
 
 
 def test_an_error_of_one_ulp_is_reported_as_such(base):
@@ -156,6 +201,7 @@ def test_an_error_of_one_ulp_is_reported_as_such(base):
 def test_a_constant_scale_is_reported_as_such(base):
     text = message(base * 1.01, base)
     assert "hint: actual is 1.01 x expected" in text
+    assert "hint: actual is (1 +1e-06) x expected" in message(base.double() * (1 + 1e-6), base.double())
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])

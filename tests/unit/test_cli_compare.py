@@ -8,8 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ditto_core.backends.base import SessionInfo
 from ditto_core.cli import main
 from ditto_core.dumps.polygraphy import save_outputs
+from ditto_core.sites import Tap
+from ditto_core.trace import TraceWriter
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -95,8 +98,9 @@ def test_a_runner_of_polygraphys_file_is_chosen(compare, tmp_path):
 
 def test_an_option_that_neither_format_has_is_2(compare, tmp_path):
     one = safetensors(tmp_path / "a.safetensors", x=X)
-    code, output = compare(one, one, "--rank", "0")
-    assert (code, output.strip()) == (2, "ditto: a dump of format file has no option 'rank' (options: none)")
+    for option in ("rank", "runner", "etrecord", "debug_buffer"):
+        code, output = compare(one, one, "--" + option.replace("_", "-"), "0")
+        assert (code, output.strip()) == (2, f"ditto: a dump of format file has no option {option!r} (options: none)")
 
 
 def test_a_rule_that_is_about_no_tensor_is_2_unless_it_is_the_whole_projects(compare, tmp_path):
@@ -108,10 +112,135 @@ def test_a_rule_that_is_about_no_tensor_is_2_unless_it_is_the_whole_projects(com
     assert compare(one, one)[0] == 0
 
 
+def test_token_ids_that_differ_by_one_differ(compare, tmp_path):
+    """Their rel-L2 is 8e-6, within any bound for numbers."""
+    ours, theirs = (safetensors(tmp_path / f"{i}.safetensors", x=X, ids=torch.tensor([7, 128000 + i])) for i in (0, 1))
+    code, output = compare(theirs, ours)
+    assert code == 1
+    assert "engine diverges at ids, step 0: mismatched 1.0e+00 > 0.0e+00 (integers are equal or not)" in output
+    assert "(engine 128001, reference 128000)" in output
+    assert compare(theirs, ours, "--tolerance", "ids=1e-4")[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_dumps_of_8_bit_floats_are_judged_by_one_step(compare, tmp_path, dtype):
+    good = safetensors(tmp_path / "a.safetensors", x=X.to(dtype))
+    far = safetensors(tmp_path / "c.safetensors", x=(X * 1.5).to(dtype))
+    assert compare(good, good)[0] == 0
+    code, output = compare(far, good)
+    assert code == 1
+    assert f"(table for {str(dtype)[6:]}, no floor measured)" in output
+    mixed = safetensors(tmp_path / "m.safetensors", x=X.to(dtype), y=X.half())
+    assert "(table for float16, no floor" in compare(mixed, mixed)[1]
+
+
+def test_the_coarser_side_decides_the_bound(compare, tmp_path):
+    wide, narrow = (safetensors(tmp_path / f"{t}.safetensors", x=X.to(t)) for t in (torch.float32, torch.bfloat16))
+    for sides in ((wide, narrow), (narrow, wide)):
+        code, output = compare(*sides)
+        assert code == 0
+        assert "table for bfloat16" in output
+
+
+@pytest.mark.parametrize("more", [{}, {"y": X + 1}])
+def test_shapes_that_differ_are_2_even_where_missing_names_are_ignored(compare, tmp_path, more):
+    ours, theirs = (
+        safetensors(tmp_path / f"{rows}.safetensors", x=X[:rows].clone(), **{k: v.clone() for k, v in more.items()})
+        for rows in (2, 3)
+    )
+    code, output = compare(ours, theirs, "--ignore-missing")
+    assert code == 2
+    assert "shape [2, 4] against [3, 4]" in output
+    assert "next: a name map aligns names and layouts" in output
+    assert not any(words in output for words in ("outputs=", "--ditto-dump-dir", "observer effect"))
+
+
+def test_a_different_number_of_steps_is_2_unless_it_is_ignored(compare, tmp_path):
+    for name, steps in (("a", 2), ("b", 1)):
+        (tmp_path / name).mkdir()
+        for step in range(steps):
+            torch.save({"x": X}, tmp_path / name / f"step{step}.pt")
+    code, output = compare("a", "b")
+    assert code == 2
+    assert "step count: 2 in a, 1 in b" in output
+    assert compare("a", "b", "--ignore-missing")[0] == 0
+
+
+def test_what_the_reader_of_a_dump_has_to_say_is_shown(compare, tmp_path):
+    ranks = tllm_debug(tmp_path / "ranks", (1, 2))
+    code, output = compare(ranks, safetensors(tmp_path / "b.safetensors", x=X))
+    assert code == 0
+    assert "holds 2 ranks (PP_0/TP_0, PP_0/TP_1); compared is PP_0/TP_0" in output
+
+
+def test_a_tensor_that_turned_to_zeros_is_said_to_be_zeros(compare, tmp_path):
+    actual, expected = (
+        safetensors(tmp_path / "a.safetensors", x=torch.zeros(3, 4).half()),
+        safetensors(tmp_path / "b.safetensors", x=(X * 300).half()),
+    )
+    code, output = compare(actual, expected)
+    assert code == 1
+    assert "the engine's tensor is all zeros, the reference's reaches 300: overflow?" in output
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (X * 1.01, "actual is 1.01 x expected"),
+        (X[[1, 0, 2]], "slices 0 and 1 of dimension 0 are swapped"),
+        (torch.zeros(3, 4), "actual is all zeros, expected reaches 1"),
+    ],
+)
+def test_what_explains_the_first_failure_is_said(compare, tmp_path, wrong, reason):
+    for name, value in (("actual", wrong), ("expected", X)):
+        (tmp_path / name).mkdir()
+        for step, tensor in enumerate((X, value)):
+            torch.save({"a": X, "x": tensor.clone()}, tmp_path / name / f"step{step}.pt")
+    code, output = compare("actual", "expected")
+    assert code == 1
+    assert f"note: x, step 1: {reason}" in output
+
+
+def test_nan_on_both_sides_is_counted_in_the_message(compare, tmp_path):
+    both = safetensors(tmp_path / "a.safetensors", x=torch.where(X > 0.9, torch.nan, X))
+    code, output = compare(both, both)
+    assert code == 1
+    assert "not finite: engine 1 NaN and 0 Inf, reference 1 NaN and 0 Inf of 12, first at [2, 3] (both)" in output
+    assert compare(both, both, "--equal-nan")[0] == 0
+
+
+def test_a_quantized_engine_is_judged_by_the_logits_in_its_dump(compare, tmp_path):
+    logits = torch.linspace(-3, 3, 40).reshape(1, 2, 20) ** 3
+    reference = safetensors(tmp_path / "r.safetensors", x=X, logits=logits)
+    good = safetensors(tmp_path / "g.safetensors", x=X * 1.2, logits=logits + 1e-3)
+    bad = safetensors(tmp_path / "b.safetensors", x=X * 1.2, logits=logits.flip(-1))
+    none = safetensors(tmp_path / "n.safetensors", x=X * 1.2)
+    assert compare(good, reference, "--dtype", "int8")[0] == 0
+    code, output = compare(bad, reference, "--dtype", "int8")
+    assert code == 1
+    assert "engine diverges at the logits, step 0: kl_mean" in output
+    code, output = compare(none, none, "--dtype", "int8")
+    assert code == 2
+    assert "an int8 engine is judged by its logits, which these dumps do not hold" in output
+
+
+def test_the_dtype_that_is_said_counts_more_than_that_of_the_trace(compare, tmp_path):
+    for name, factor in (("engine", 1.005), ("reference", 1.0)):
+        with TraceWriter(
+            tmp_path / name, SessionInfo(name, "mine", "float32"), [Tap("m", "m")], prompts=["p"]
+        ) as writer:
+            writer.write_step({}, {}, {"m": X * factor})
+    assert compare(tmp_path / "engine", tmp_path / "reference")[0] == 1
+    assert compare(tmp_path / "engine", tmp_path / "reference", "--dtype", "fp16")[0] == 0
+
+
 def test_a_name_that_only_one_side_has_is_2_unless_it_is_ignored(compare, tmp_path):
     more, less = safetensors(tmp_path / "a.safetensors", x=X, y=X + 1), safetensors(tmp_path / "b.safetensors", x=X)
     assert compare(more, less)[0] == 2
-    assert compare(more, less, "--ignore-missing")[0] == 0
+    code, output = compare(more, less, "--ignore-missing")
+    assert code == 0
+    assert "note: left out y: only in" in output
+    assert "could not be compared" not in output
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.npy", "x.npz", "x.safetensors", "plain.pt"])

@@ -64,7 +64,12 @@ def test_an_error_does_not_heal_by_an_output_that_is_off_for_a_reason():
 
 
 def test_an_error_does_not_heal_by_what_was_computed_before_it():
-    assert compared({(0, BLOCK): 1.0}).first_bad.site == BLOCK
+    run = compared({(0, DOWN): 1.0})
+    assert [r.site for r in run.healed] == [DOWN]
+    last = max(r.order for r in run.results) + 1
+    moved = replace(run, results=tuple(replace(r, order=last) if r.site == DOWN else r for r in run.results))
+    assert moved.judged(Tolerance()).first_bad.site == DOWN
+    assert not moved.judged(Tolerance()).healed
     assert not compared({(0, "lm_head"): 1.0})
 
 
@@ -90,12 +95,14 @@ def test_rows_are_flat_and_in_the_order_of_computation():
     assert [(row["step"], row["site"]) for row in rows] == [(step, site) for step in (0, 1) for site in SITES]
     assert (rows[9]["status"], rows[9]["healed"]) == ("diverged", True)
     assert all(isinstance(v, int | float | str | bool | None) for row in rows for v in row.values())
+    assert {k for row in rows for k, v in row.items() if isinstance(v, str)} == {"site", "status", "metric", "rule"}
 
 
 def test_token_flips_leave_near_ties_out():
     token = TokenResult("p", engine=(1, 2, 3, 4), reference=(1, 9, 3, 8), near_ties=(3,))
     assert token.differences == (1, 3)
     assert token.flips == (1,)
+    assert token.prefix == 1
     run = compared({}, tokens=(token,))
     with pytest.raises(AssertionError, match="another token at step 1, row 0: 2, expected 9"):
         run.assert_same_tokens()

@@ -17,7 +17,24 @@ from ditto_core.compare.ulp import tolerance, ulp
 from ditto_core.errors import UsageError
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
-INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.bool]
+UNSIGNED = (torch.uint8, torch.uint16, torch.uint32)
+LARGEST = {
+    torch.float64: (2 - 2.0**-52) * 2.0**1023,
+    torch.float32: (2 - 2.0**-23) * 2.0**127,
+    torch.float16: 65504.0,
+    torch.bfloat16: (2 - 2.0**-7) * 2.0**127,
+    torch.float8_e4m3fn: 448.0,
+    torch.float8_e5m2: 57344.0,
+    torch.int8: 127,
+    torch.int16: 2**15 - 1,
+    torch.int32: 2**31 - 1,
+    torch.int64: 2**63 - 1,
+    torch.uint8: 255,
+    torch.uint16: 2**16 - 1,
+    torch.uint32: 2**32 - 1,
+    torch.bool: 1,
+}
 MANTISSA = {
     torch.float64: (52, -1022),
     torch.float32: (23, -126),
@@ -84,6 +101,7 @@ def check(actual, expected, m, valid=None, equal_nan=False):
         assert getattr(m, f"{name}_expected") == test(b).sum()
     assert m.nan_mismatch == (np.isnan(a) ^ np.isnan(b)).sum()
     assert m.inf_mismatch == (~both & ~np.isnan(a) & ~np.isnan(b) & (a != b)).sum()
+    assert m.nonfinite_mismatch == unequal.sum()
     assert m.max_expected == np.abs(b[np.isfinite(b)]).max(initial=0)
     assert m.max_actual == np.abs(a[np.isfinite(a)]).max(initial=0)
     assert m.all_zero_actual == bool(a.size and (a == 0).all())
@@ -91,13 +109,36 @@ def check(actual, expected, m, valid=None, equal_nan=False):
     for share, found in zip((0.5, 0.9, 0.99, 0.999), (m.p50, m.p90, m.p99, m.p999), strict=True):
         exact = np.sort(np.abs(d))[max(0, math.ceil(share * d.size) - 1)] if d.size else 0.0
         assert found == pytest.approx(exact, rel=2**-7.9, abs=1e-40)
-    assert sum(number for _, number in m.histogram) == x.size
+    assert dict(m.histogram) == octaves(np.abs(d))
+    assert m.headroom == m.max_actual / LARGEST[actual.dtype]
+    if bb and abs(cosine) > 1e-6:
+        scale = ab / bb
+        left = math.sqrt(((x - scale * y) ** 2).sum() / bb) / abs(scale)
+        assert m.scale_residual == pytest.approx(left, rel=1e-6, abs=3e-8)
+    if valid is None and not both.all():
+        first = int((~both).argmax())
+        side = "expected" if np.isfinite(a[first]) else "actual" if np.isfinite(b[first]) else "both"
+        assert m.first_nonfinite == (tuple(int(i) for i in np.unravel_index(first, actual.shape)), side)
     if valid is None and outside.any():
         assert m.first_mismatch == tuple(int(i) for i in np.unravel_index(outside.argmax(), actual.shape))
+        worst = np.ravel_multi_index(m.worst_mismatch, actual.shape) if actual.dim() else 0
+        if unequal.any():
+            assert worst == unequal.argmax()
+        else:
+            excess = np.where(both, np.abs(a - b) - m.atol - m.rtol * np.abs(b), -np.inf)
+            assert excess[worst] == pytest.approx(excess.max(), rel=1e-9, abs=1e-12 * np.abs(b[both]).max())
     if valid is None and np.abs(d).max(initial=0) > 0 and both.all():
         assert m.max_abs_index == tuple(int(i) for i in np.unravel_index(np.abs(d).argmax(), actual.shape))
         assert m.max_abs_actual == actual[m.max_abs_index].item()
         assert m.max_abs_expected == expected[m.max_abs_index].item()
+
+
+def octaves(d):
+    """How many |d| lie in each octave once they are rounded to 8 bits (bfloat16), by lower edge; zeros at 0."""
+    mantissa, exponent = np.frexp(d.astype(np.float32).astype(np.float64))
+    rounded = np.ldexp(np.rint(mantissa * 256) / 256, exponent)
+    edges = np.where(rounded == 0, 0.0, np.ldexp(0.5, np.frexp(rounded)[1]))
+    return dict(zip(*(found.tolist() for found in np.unique(edges, return_counts=True)), strict=True))
 
 
 def random(shape, dtype, generator, spread):
@@ -105,7 +146,7 @@ def random(shape, dtype, generator, spread):
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     if not dtype.is_floating_point:
-        low, high = (0 if dtype == torch.uint8 else -100), 100
+        low, high = (0 if dtype in UNSIGNED else -100), 100
         return torch.randint(low, high, shape, generator=generator).to(dtype)
     base = torch.randn(shape, generator=generator, dtype=torch.float64)
     if spread:
@@ -125,7 +166,8 @@ def pairs(draw):
     if draw(st.booleans()):
         a = (b.double() + 1e-2 * torch.randn(shape, generator=generator)).to(first)
     for side in (a, b):
-        values = [v for v in (math.nan, math.inf, -math.inf) if side.dtype in FLOATS[:4]]
+        values = [v for v in (math.nan, math.inf, -math.inf) if side.dtype in FLOATS]
+        values = values[:1] if side.dtype == torch.float8_e4m3fn else values  # it has no infinity
         if values and side.numel() and draw(st.integers(0, 3)) == 0:
             for _ in range(draw(st.integers(1, 3))):
                 side.view(-1)[draw(st.integers(0, side.numel() - 1))] = draw(st.sampled_from(values))
@@ -241,6 +283,18 @@ def test_an_error_of_one_ulp_is_one_ulp(dtype):
     assert metrics.max_abs_index == (1,)
 
 
+def test_the_largest_ulp_is_found_beside_a_larger_relative_error():
+    """Just below a power of two an error is more ULP than it is relative to the number."""
+    expected = torch.ones(20000, dtype=torch.float64)
+    expected[7] = 1.9375
+    actual = expected.clone()
+    actual[3] += 2**-7
+    actual[7] += 1.875 * 2**-7
+    metrics = measure(actual, expected)
+    assert metrics.max_rel == 2**-7
+    assert metrics.max_ulp == 1.875 * 2**45
+
+
 def test_ulp_is_counted_in_the_coarser_dtype():
     metrics = measure(torch.tensor([1.0], dtype=torch.float16), torch.tensor([1.0 + 2**-11]))
     assert metrics.max_ulp == 0.5
@@ -310,6 +364,7 @@ def test_nan_on_both_sides_is_equal_only_on_request():
     assert (strict.rel_l2, strict.mismatched, strict.nan_mismatch) == (math.inf, 1, 0)
     assert (lenient.rel_l2, lenient.mismatched) == (0.0, 0)
     assert strict.first_nonfinite == ((1,), "both")
+    assert (strict.nonfinite_mismatch, lenient.nonfinite_mismatch) == (1, 0)
 
 
 def test_the_side_of_the_first_nonfinite_element_is_named():

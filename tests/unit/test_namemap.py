@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from ditto_core.compare.dumps import compare_dumps
+from ditto_core.dumps import open_dump
 from ditto_core.dumps.namemap import NameMap, Rule
 from ditto_core.dumps.padding import Padding
 from ditto_core.errors import TraceError, UsageError
@@ -73,6 +74,10 @@ def test_renaming_with_captures_works_from_either_side(tmp_path):
 )
 def test_a_pattern_matches_whole_names(source, target, name, becomes):
     assert Rule(source, (target,)).match(name) == becomes
+
+
+def test_captures_may_be_numbered():
+    assert Rule("h.{0}.attn.{1}", ("l.{1}.{0}",)).match("h.3.attn.q") == ["l.q.3"]
 
 
 def test_the_first_rule_that_matches_counts():
@@ -165,6 +170,18 @@ def test_packed_tokens_compare_with_a_left_padded_batch_through_its_mask(tmp_pat
     assert first.problem == second.problem == ""
     assert first.actual.tolist() == first.expected.tolist() == tokens.tolist()
     assert second.expected.shape == (2, 3)
+
+
+def test_a_later_step_of_several_tokens_has_its_own_padding(tmp_path):
+    grown = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]])
+    dump = open_dump(folder(tmp_path / "a", {"mask": LEFT_MASK}, {"mask": grown}))
+    assert Padding(mask="mask").real((dump,), 1).tolist() == [[True, True], [False, True]]
+
+
+def test_a_mask_that_is_no_matrix_is_an_error(tmp_path):
+    dumps = [folder(tmp_path / side, {"h": HIDDEN, "mask": torch.ones(4)}) for side in "ab"]
+    with pytest.raises(TraceError, match=r"mask 'mask' has shape \[4\], expected \[batch, length\]"):
+        list(compare_dumps(*dumps, name_map=NameMap(padding=Padding(mask="mask"))).pairs())
 
 
 def test_packed_tokens_compare_with_a_right_padded_batch_through_lengths(tmp_path):
@@ -282,6 +299,12 @@ def test_tensors_are_read_one_pair_at_a_time(tmp_path):
         ({"split": ["x"]}, "an entry of split is 'x', expected a table"),
         ({"split": [{"from": "a"}]}, "an entry of split has no key 'to', expected from, to and sizes"),
         ({"split": [{"from": "a", "to": "qk", "sizes": [1, 1]}]}, "split's to is 'qk', expected a list"),
+        (
+            {"split": [{"from": "a", "to": ["b", "c"], "sizes": [2.5, 1]}]},
+            "split's sizes is [2.5, 1], expected a list of whole numbers",
+        ),
+        ({"padding": {"lengths": 3}}, "padding's lengths is 3, expected a list of whole numbers"),
+        ({"padding": {"lengths": [3, "x"]}}, "padding's lengths is [3, 'x'], expected a list of whole numbers"),
         ({"padding": "x"}, "padding is 'x', expected a table"),
     ],
 )

@@ -1,5 +1,7 @@
 """Tolerances from files and from calibration. Measurements are made by hand: no engine runs here."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from ditto_core.compare.rules import calibrate, load_tolerance, project_toleranc
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import DIVERGED, EXPLAINED, WITHIN, Tolerance, Verdict, judge_logits
 from ditto_core.errors import UsageError
+from ditto_core.sites import Tap
 
 UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "")
 INFO = SessionInfo("hand made", "none", "float16")
@@ -92,6 +95,14 @@ def test_a_quantized_engine_is_judged_by_its_logits():
         ({"a": {"bound": 1, "metric": "rel_l1"}}, r"no tolerance on 'rel_l1' can be set.*did you mean 'rel_l2'"),
         ({"a": -1.0}, r"is -1\.0, expected a number of 0 or more"),
         ({"a": "x"}, "expected a number or a table"),
+        ({"a": {"bound": True}}, "has no 'bound'"),
+        ({"a": {"bound": 1, "step": "0"}}, "has step '0', expected a whole number of 0 or more"),
+        ({"a": {"bound": 1, "step": -1}}, "has step -1, expected"),
+        ({"a": {"bound": 1, "rtol": "x"}}, "has rtol 'x', expected a number of 0 or more"),
+        ({"a": {"bound": 1, "atol": float("nan")}}, "has atol nan, expected a number of 0 or more"),
+        ({"a": {"bound": 1, "reason": 3}}, "has reason 3, expected a text"),
+        ({"a": {"max_mismatch_ratio": 5}}, "is 5, expected a share from 0 to 1"),
+        ({"a": {"max_mismatch_ratio": 0.1, "bound": 1}}, "has max_mismatch_ratio and bound, expected one"),
         ({"factor": 0}, "the tolerance factor is 0"),
         ("x", "a tolerance is a number or a table"),
     ],
@@ -128,3 +139,37 @@ def test_calibration_refuses_a_broken_engine(tmp_path):
     with pytest.raises(UsageError, match="not calibrated: a, step 0 diverges"):
         calibrate([comparison([("a", 0, 0.5)])], tmp_path / "rules.toml")
     assert not (tmp_path / "rules.toml").exists()
+
+
+def test_calibration_leaves_what_a_person_wrote(tmp_path):
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        """[tolerances]
+factor = 7.0
+"a" = { bound = 8, metric = "max_ulp", reason = "the \\"fused\\" kernel", step = 0 }
+"b" = { max_mismatch_ratio = 1e-4, rtol = 1e-2, atol = 0.0 }
+"c" = 1e-9
+"other" = 0.123
+"""
+    )
+    before = load_tolerance(path)
+    assert calibrate([comparison([("a", 0, 1e-3), ("b", 0, 1e-3), ("c", 0, 1e-3), ("new", 0, 1e-3)])], path) == 5
+    after = load_tolerance(path)
+    assert after.factor == 7.0
+    assert after.rules[:2] == before.rules[:2]
+    bounds = {r.selector: r.bound for r in after.rules[2:]}
+    assert bounds == pytest.approx({"c": 2e-3, "other": 0.123, "new": 2e-3}, rel=1e-3)
+
+
+def test_calibration_gives_integers_no_room(tmp_path):
+    found = comparison([("ids", 0, 0.0), ("a", 0, 1e-3)])
+    calibrate([replace(found, taps=(Tap("ids", "ids", dtype="int64"),))], tmp_path / "rules.toml")
+    assert [r.selector for r in load_tolerance(tmp_path / "rules.toml").rules] == ["a"]
+
+
+def test_calibration_refuses_a_quantized_engine_whose_logits_diverge(tmp_path):
+    logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    found = comparison([("a", 0, 1e-3)], info=SessionInfo("engine", "none", "int8"))
+    found = replace(found, logits=(measure_logits(logits.flip(-1), logits, dtype="float32"),))
+    with pytest.raises(UsageError, match="not calibrated: the logits diverge, step 0: kl_mean"):
+        calibrate([found], tmp_path / "rules.toml")

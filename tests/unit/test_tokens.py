@@ -91,6 +91,12 @@ def test_nan_logits_are_not_hidden():
     assert json.dumps(metrics.to_json(), allow_nan=False)
 
 
+def test_a_token_that_the_engine_excludes_makes_the_divergence_infinite_not_nan():
+    actual = torch.tensor([[1.0, -math.inf], [1.0, -math.inf], [0.0, 0.0]])
+    metrics = measure_logits(actual, torch.zeros(3, 2), dtype="float16")
+    assert (metrics.kl_mean, metrics.kl_p99, metrics.kl_max) == (math.inf, math.inf, math.inf)
+
+
 def test_json_round_trip(logits):
     metrics = measure_logits(*logits, dtype="float16", targets=torch.zeros(2, 150, dtype=torch.int64))
     assert LogitsMetrics.from_json(json.loads(json.dumps(metrics.to_json(), allow_nan=False))) == metrics

@@ -10,10 +10,12 @@ from ditto_core.compare.tolerance import (
     DIVERGED,
     EXPLAINED,
     FACTOR,
+    METRICS,
     WITHIN,
     Rule,
     Tolerance,
     Verdict,
+    by_rule,
     decide,
     parse_rule,
 )
@@ -63,6 +65,25 @@ def test_a_reason_explains_only_what_it_allows():
 
 def test_nan_never_passes():
     assert decide("rel_l2", math.nan, math.inf, "").status == DIVERGED
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_no_rule_lets_a_nan_or_inf_of_one_side_pass(metric, bad):
+    found = measure(torch.tensor([1.0, bad]), torch.ones(2))
+    verdict = by_rule(Rule("**", 1.0 if metric == "mismatch_ratio" else 1e9, metric=metric), found)
+    assert (verdict.status, verdict.value) == (DIVERGED, math.inf)
+    assert verdict.rule == "rule '**'; 1 NaN or Inf are never allowed"
+    anything = by_rule(Rule("**", math.inf, metric=metric), found)
+    assert (anything.status, anything.margin) == (WITHIN, 0.0)
+
+
+def test_nan_on_both_sides_breaks_a_rule_unless_they_were_said_to_be_equal():
+    both = torch.tensor([1.0, math.nan])
+    rule = Rule("**", 1.0, metric="max_abs")
+    assert by_rule(rule, measure(both, both)).status == DIVERGED
+    assert by_rule(rule, measure(both, both, equal_nan=True)).status == WITHIN
+    assert by_rule(Rule("**", 0.5, metric="mismatch_ratio"), measure(both, both)).status == WITHIN
 
 
 def test_the_margin_is_value_over_bound():

@@ -54,6 +54,8 @@ def test_without_a_debug_buffer_there_is_nothing_to_read(etdumps, tmp_path):
     shutil.copy(etdumps / "one/run.etdp", tmp_path)
     with pytest.raises(TraceError, match=r"has no debug buffer beside it: name the file with debug_buffer="):
         open_dump(tmp_path)
+    with pytest.raises(TraceError, match=r"nowhere does not exist: it should be the debug buffer of run.etdp"):
+        open_dump(tmp_path, debug_buffer=tmp_path / "nowhere")
 
 
 def test_several_etdumps_in_a_folder_have_to_be_named(etdumps, tmp_path):

@@ -1,5 +1,6 @@
 """Plain files: what torch and numpy wrote is read; a damaged file, or one with code in it, is one error."""
 
+import json
 import os
 import pickle
 import zipfile
@@ -16,6 +17,7 @@ from ditto_core.dumps.polygraphy import save_outputs
 from ditto_core.errors import DittoError, TraceError, UsageError
 from ditto_core.sites import Tap
 from ditto_core.trace import TraceWriter
+from ditto_core.trace.mapped import read_only
 
 X = torch.arange(6.0).reshape(2, 3)
 IDS = torch.tensor([[1, 2, 3]])
@@ -67,6 +69,52 @@ def test_nested_dictionaries_and_lists_have_dotted_names(tmp_path):
     (step,) = read_all(tmp_path / "x.pt")
     assert list(step) == ["x", "deep.ids", "deep.list.0", "deep.list.2"]
     assert (step["deep.ids"].tolist(), step["deep.list.2"].item()) == (IDS.tolist(), 7)
+
+
+def test_two_tensors_whose_joined_names_are_one_are_refused(tmp_path):
+    torch.save({"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}}, tmp_path / "x.pt")
+    with pytest.raises(TraceError, match=r"holds two tensors that are named 'a\.b'"):
+        open_dump(tmp_path / "x.pt").names(0)
+
+
+def test_a_sparse_tensor_is_read_as_a_dense_one(tmp_path):
+    torch.save({"a": torch.eye(3).to_sparse()}, tmp_path / "x.pt")
+    assert torch.equal(open_dump(tmp_path / "x.pt").load(0, "a"), torch.eye(3))
+
+
+def larger_than_memory(path):
+    """A file with a hole: float32 zeros, four times this machine's memory, and a 7 at the end. Return how many."""
+    size = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with path.open("wb") as file:
+        if path.suffix == ".npy":
+            header = {"descr": "<f4", "fortran_order": False, "shape": (size // 4,)}
+            np.lib.format.write_array_header_1_0(file, header)
+        else:
+            header = json.dumps({"x": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+            header += b" " * (-len(header) % 8)  # as the library aligns the data
+            file.write(len(header).to_bytes(8, "little") + header)
+        file.seek(size - 4, os.SEEK_CUR)
+        file.write(np.float32(7).tobytes())
+    return size // 4
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.safetensors"])
+def test_a_file_larger_than_memory_is_mapped(tmp_path, name):
+    count = larger_than_memory(tmp_path / name)
+    dump = open_dump(tmp_path / name)
+    assert dump.names(0) == ["x"]
+    tensor = dump.load(0, "x")
+    (tmp_path / name).unlink()
+    assert (tensor.shape, tensor[0], tensor[-1]) == ((count,), 0.0, 7.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_a_tensor_that_is_mapped_for_reading_only_is_the_same(tmp_path, dtype):
+    tensors = {"odd": torch.ones(3, dtype=torch.uint8), "x": torch.arange(6).reshape(2, 3).to(dtype)}
+    save_file(tensors | {"none": torch.zeros(0, 4)}, tmp_path / "x.safetensors")
+    found = read_only(tmp_path / "x.safetensors", "x")
+    assert (found.dtype, found.tolist()) == (dtype, tensors["x"].tolist())
+    assert read_only(tmp_path / "x.safetensors", "none").shape == (0, 4)
 
 
 def test_files_of_torch_before_its_zip_format_are_read(tmp_path):

@@ -106,6 +106,11 @@ def test_other_json_is_refused_in_one_line(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
+def test_results_of_no_runner_are_refused(tmp_path):
+    with pytest.raises(TraceError, match="holds the results of no runner"):
+        open_dump(result_file(tmp_path / "x.json", []))
+
+
 def npy(array, **options):
     data = io.BytesIO()
     np.save(data, array, **options)

@@ -41,6 +41,12 @@ def test_the_python_runtimes_steps_and_names(tmp_path):
     assert dump.info["rank"] == "PP_0/TP_0"
 
 
+def test_steps_come_in_the_order_of_their_numbers(tmp_path):
+    steps = (10, 3, 7, 0, 9, 1, 5, 2, 8, 4, 6, 11)
+    dump = open_dump(made_by_hand_python_runtime(tmp_path, steps=steps))
+    assert [dump.load(i, "input_ids")[0, 0] for i in range(12)] == [7.0 + 1000 * i for i in range(12)]
+
+
 @pytest.mark.parametrize("below", ["", "tllm_debug", "tllm_debug/PP_0/TP_0"])
 def test_the_folder_above_the_folder_and_a_ranks_folder_open(tmp_path, below):
     assert open_dump(made_by_hand_python_runtime(tmp_path) / below).steps == 2

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult
-from ditto_core.compare.tokens import LogitsMetrics, measure_logits
+from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities
 from ditto_core.compare.tolerance import UNJUDGED, Tolerance
 from ditto_core.floor import Floor
 from ditto_core.generate import valid_elements
@@ -51,7 +51,8 @@ class Comparer:
         self._step = step
         self._found = found
         self._mask = inputs.get("attention_mask")
-        self._length = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
+        self._ids = inputs.get("input_ids")
+        self._length = 0 if self._ids is None else self._ids.shape[1]
         self.engine: dict[str, torch.Tensor] = {}
         self._delivered: set[str] = set()
         self._noisy: dict[str, torch.Tensor] = {}
@@ -87,11 +88,21 @@ class Comparer:
             actual, expected = ours["logits"][:, -1], theirs["logits"][:, -1]
             if actual.shape == expected.shape:  # else the comparison of the site, or of the output, says so by name
                 dtype = str(ours["logits"].dtype).removeprefix("torch.")
-                self._found.logits.append(measure_logits(actual, expected, dtype=dtype))
+                found = measure_logits(actual, expected, dtype=dtype)
+                self._found.logits.append(self._with_perplexity(found, ours["logits"], theirs["logits"]))
         for site in self.engine:
             self._found.missing.setdefault(site, "the reference did not compute it")
         for site in self._taps.keys() - self._delivered:
             self._found.missing.setdefault(site, f"the engine did not deliver it at step {self._step}")
+
+    def _with_perplexity(self, found: LogitsMetrics, actual: torch.Tensor, expected: torch.Tensor) -> LogitsMetrics:
+        """Add the perplexity of the prompt on both sides, where both computed the logits of all its tokens."""
+        if self._step or self._ids is None or self._mask is None or self._mask.shape != self._ids.shape:
+            return found
+        if not actual.shape[:2] == expected.shape[:2] == self._ids.shape:
+            return found
+        ours, theirs = perplexities(actual, expected, next_tokens(self._ids, self._mask))
+        return replace(found, perplexity_actual=ours, perplexity_expected=theirs)
 
     def _compare(
         self, order: int, tap: Tap, actual: torch.Tensor, expected: torch.Tensor, noisy: torch.Tensor | None

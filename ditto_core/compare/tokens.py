@@ -46,8 +46,8 @@ class LogitsMetrics:
 
     ``kl_*``: KL(expected || actual) in nats by position. ``top1_agreement``: share of positions with the same argmax;
     ``topk_agreement``: mean share of the ``k`` likeliest tokens that both sides have. ``perplexity_*``: exp of the mean
-    negative log-likelihood of the targets, None without targets. NaN logits make the KL of their position NaN, and so
-    ``kl_mean`` and ``kl_max``.
+    negative log-likelihood of the targets (at a run's prefill: of all tokens of the prompts), None without targets. NaN
+    logits make the KL of their position NaN, and so ``kl_mean`` and ``kl_max``.
     """
 
     positions: int
@@ -181,6 +181,29 @@ def add_losses(rows: Rows, a: torch.Tensor, b: torch.Tensor, targets: torch.Tens
     rows.loss_actual += float(losses[0])
     rows.loss_expected += float(losses[1])
     rows.targets += int((targets != IGNORED).sum())
+
+
+def perplexities(
+    actual: torch.Tensor, expected: torch.Tensor, targets: torch.Tensor
+) -> tuple[float | None, float | None]:
+    """Return the perplexity of ``targets`` [...] by the logits [..., vocab] of both sides, None where none counts.
+
+    Positions without a target (-100) cost nothing.
+    """
+    known = (targets.reshape(-1) != IGNORED).nonzero().flatten()
+    rows, vocab = Rows(), actual.shape[-1]
+    for part in torch.split(known, max(1, CHUNK // vocab)):
+        a, b = (side.detach().reshape(-1, vocab)[part.to(side.device)].double() for side in (actual, expected))
+        add_losses(rows, a, b.to(a.device), targets.reshape(-1)[part].to(a.device))
+    return perplexity(rows.loss_actual, rows.targets), perplexity(rows.loss_expected, rows.targets)
+
+
+def next_tokens(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the token that follows each in a prompt [batch, length]; -100 at its last one and in padding."""
+    targets = torch.full_like(ids, IGNORED)
+    real = mask.bool()
+    targets[:, :-1] = torch.where(real[:, :-1] & real[:, 1:], ids[:, 1:], IGNORED)
+    return targets
 
 
 def quantile(values: Sequence[float], share: float) -> float:

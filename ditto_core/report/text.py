@@ -122,7 +122,15 @@ def output_error(comparison: Comparison) -> str:
     text = f"at the {name}: {worst.site} step {worst.step}, {worst.verdict}"
     total = sum(len(t.reference) for t in comparison.tokens)
     wrong = sum(len(t.differences) for t in comparison.tokens)
-    return text + (f"; {total - wrong} of {total} greedy tokens agree" if total else "")
+    return text + (f"; {total - wrong} of {total} greedy tokens agree" if total else "") + prompt_perplexity(comparison)
+
+
+def prompt_perplexity(comparison: Comparison) -> str:
+    """Return the perplexity of the prompt on both sides, where it was measured."""
+    first = next(iter(comparison.logits), None)
+    if first is None or first.perplexity_actual is None or first.perplexity_expected is None:
+        return ""
+    return f"; perplexity of the prompt {first.perplexity_actual:.4g}, the reference's {first.perplexity_expected:.4g}"
 
 
 def observer_effect(comparison: Comparison) -> str:

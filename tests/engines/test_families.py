@@ -1,5 +1,7 @@
 """Real ONNX Runtime engines of every tiny model, step by step beside eager."""
 
+import math
+
 import pytest
 import torch
 
@@ -27,6 +29,17 @@ def test_every_tap_of_every_step_of_a_left_padded_batch_is_within_the_noise_floo
     assert len(run.sites) == len({tap.value for tap in pair.engine.taps}) >= 40
     assert all(result.floor is not None for result in run)
     assert run.observer is not None
+
+
+def test_the_perplexity_of_the_prompts_is_what_transformers_says(pair, workspace):
+    module = workspace.model(pair.spec.model).module
+    run = pair.generate(PROMPTS, max_new_tokens=2)
+    losses = [module(input_ids=torch.tensor([p]), labels=torch.tensor([p])).loss for p in PROMPTS]
+    counts = [len(prompt) - 1 for prompt in PROMPTS]
+    mean = sum(float(loss) * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
+    assert run.logits[0].perplexity_expected == pytest.approx(math.exp(mean), rel=1e-4)
+    assert run.logits[0].perplexity_ratio == pytest.approx(1, rel=1e-4)
+    assert run.logits[1].perplexity_ratio is None
 
 
 def test_nearly_every_single_output_module_is_one_engine_tensor_and_the_rest_are_listed(pair, workspace):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ditto_core.compare.metrics import ShapeMismatch
-from ditto_core.compare.tokens import LogitsMetrics, matching_prefix, measure_logits
+from ditto_core.compare.tokens import LogitsMetrics, matching_prefix, measure_logits, next_tokens, perplexities
 from ditto_core.errors import UsageError
 
 
@@ -118,3 +118,21 @@ def test_shapes_must_fit():
 def test_matching_prefix_counts_leading_tokens(first, second, length):
     assert matching_prefix(first, second) == length
     assert matching_prefix(torch.tensor(first, dtype=torch.int64), second) == length
+
+
+def test_a_prompts_targets_are_its_next_tokens_outside_of_padding():
+    ids = torch.tensor([[0, 0, 7, 8, 9], [3, 4, 5, 6, 0]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
+    assert next_tokens(ids, mask).tolist() == [[-100, -100, 8, 9, -100], [4, 5, 6, -100, -100]]
+
+
+def test_perplexities_are_those_of_the_targets_alone(logits):
+    actual, expected = logits
+    targets = torch.full(expected.shape[:2], -100)
+    targets[0, 3:120], targets[1, 140] = torch.arange(117), 4000
+    found = perplexities(actual, expected, targets)
+    for value, side in zip(found, logits, strict=True):
+        log = log_softmax(side.double().numpy())
+        losses = [-log[0, 3 + i, i] for i in range(117)] + [-log[1, 140, 4000]]
+        assert value == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
+    assert perplexities(actual, expected, torch.full_like(targets, -100)) == (None, None)

@@ -118,9 +118,23 @@ class Comparison:
         return {tap.site: tap for tap in self.taps}
 
     def filter(self, selector: str = "**", *, step: int | None = None) -> Comparison:
-        """Return the part of the comparison whose sites match ``selector``, at ``step`` where given."""
-        keep = (r for r in self.results if matches(selector, r.site) and step in (None, r.step))
-        return replace(self, results=tuple(keep))
+        """Return the part of the comparison whose sites match ``selector`` by any name, at ``step`` where given.
+
+        The logits' own metrics stay where all steps do and ``selector`` matches the tensor that the logits are.
+        """
+
+        def chosen(site: str) -> bool:
+            aliases = self.tap_of[site].aliases if site in self.tap_of else ()
+            return any(matches(selector, name) for name in (site, *aliases))
+
+        ends = ("logits", *(tap.site for tap in self.taps if tap.value == "logits"))
+        whole = step is None and any(map(chosen, ends))
+        return replace(
+            self,
+            results=tuple(r for r in self.results if step in (None, r.step) and chosen(r.site)),
+            missing={site: why for site, why in self.missing.items() if chosen(site)},
+            logits=self.logits if whole else (),
+        )
 
     def judged(self, tolerance: Tolerance) -> Comparison:
         """Return the same measurements judged by another tolerance."""

@@ -165,12 +165,16 @@ def add_divergence(rows: Rows, a: torch.Tensor, b: torch.Tensor, k: int) -> None
 
 
 def flips(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, near_tie_ulp: float) -> Iterator[tuple[int, Flip]]:
-    """Yield the rows where the argmax differs, each judged by the reference's own gap; the index is left empty."""
+    """Yield the rows where the argmax differs, each judged by the reference's own gap; the index is left empty.
+
+    NaN has no argmax: a row where only the engine has some is a flip, and no near tie.
+    """
     best_a, best_b = a.argmax(-1), b.argmax(-1)
-    for row in (best_a != best_b).nonzero().flatten().tolist():
+    lost = a.isnan().any(-1) & ~b.isnan().any(-1)
+    for row in ((best_a != best_b) | lost).nonzero().flatten().tolist():
         mine, theirs = int(best_a[row]), int(best_b[row])
         top = float(b[row, theirs])
-        gap = top - float(b[row, mine])
+        gap = math.nan if lost[row] else top - float(b[row, mine])
         unit = ulp(top, dtype) if math.isfinite(top) else math.nan
         yield row, Flip((), mine, theirs, gap, unit, gap <= near_tie_ulp * unit)
 

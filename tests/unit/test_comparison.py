@@ -15,6 +15,7 @@ from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import TraceError
+from ditto_core.sites import Tap
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
 DOWN, BLOCK, ROPE = "model.layers.0.mlp.down_proj", "model.layers.0", "model.layers.0.self_attn:q_rope"
@@ -88,6 +89,20 @@ def test_filter_and_judged_keep_the_measurements():
     assert strict.first_bad.verdict.bound == pytest.approx(1e-3)
     assert run.judged(Tolerance(factor=1000.0))
     assert [r.metrics for r in strict.results] == [r.metrics for r in run.results]
+
+
+def test_a_part_holds_what_is_said_of_its_own_sites():
+    run = compared({})
+    other = Tap("lm_head", "logits", "", "", "", aliases=("head",))
+    logits = (measure_logits(torch.ones(1, 3), torch.ones(1, 3), dtype="float32"),)
+    run = replace(run, missing={"model.gone": "fused"}, taps=(other,), logits=logits)
+    assert not run
+    assert run.filter("lm_head")
+    assert run.filter("lm_head").missing == {}
+    assert run.filter("model.**").missing == {"model.gone": "fused"}
+    assert {r.site for r in run.filter("head")} == {"lm_head"}
+    assert run.filter("head").logits == logits
+    assert run.filter("head", step=0).logits == run.filter("model.**").logits == ()
 
 
 def test_rows_are_flat_and_in_the_order_of_computation():

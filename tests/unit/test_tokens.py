@@ -136,3 +136,12 @@ def test_perplexities_are_those_of_the_targets_alone(logits):
         losses = [-log[0, 3 + i, i] for i in range(117)] + [-log[1, 140, 4000]]
         assert value == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
     assert perplexities(actual, expected, torch.full_like(targets, -100)) == (None, None)
+
+
+def test_logits_that_are_nan_agree_with_no_token():
+    expected = torch.tensor([[9.0, 1.0, 2.0], [1.0, 9.0, 2.0]])
+    metrics = measure_logits(torch.full_like(expected, math.nan), expected, dtype="float16")
+    assert metrics.top1_agreement == 0
+    assert [flip.near_tie for flip in metrics.flips] == [False, False]
+    both = torch.full_like(expected, math.nan)
+    assert measure_logits(both, both, dtype="float16").top1_agreement == 1

@@ -232,7 +232,8 @@ class Pair(PairSessions):
         engine = self.engine_files
         taps = [name for tap in engine.taps for name in (tap.site, *tap.aliases)]
         finals = set(self.workspace.export(self.spec).finals) - {tap.value for tap in engine.taps}
-        self._tolerance.check([*taps, *engine.refused, *finals])
+        logits = [name for tap in engine.taps if tap.value == "logits" for name in (tap.site, *tap.aliases)]
+        self._tolerance.check([*taps, *engine.refused, *finals], ["logits", *logits] if engine.decoder else [])
 
     def _localized_again(
         self, go: Callable[[Sides, Floor | None], tuple[Comparison, Floor]], failed: Comparison, floor: Floor

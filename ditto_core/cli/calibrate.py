@@ -40,10 +40,10 @@ def command(
 
     gate, execute = shared.settings_of(context).gate(), executor_of(jobs, cluster)
     check_writable(output)
-    if output.exists():
-        load_tolerance(output)  # a file that cannot be merged with is said before the run, not after it
+    # A file that cannot be merged with is said before the run, not after it.
+    known = load_tolerance(output) if output.exists() else None
     workspace = screen.workspace(cache_dir)
-    work = Calibration.of(gate, outputs(add_output or [], ""), workspace)
+    work = Calibration.of(gate, outputs(add_output or [], ""), workspace, known)
     on_sample = screen.counter(gate.suite.name)
     measured = calibrate_suite(work, gate.suite, workspace, run=execute, on_sample=on_sample)
     typer.echo(f"{write_rules(measured, output)} rules in {output}: review and commit it", err=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import SessionInfo
-from ditto_core.compare.judging import judge
+from ditto_core.compare.judging import judge, judge_logits
 from ditto_core.compare.result import (
     ObserverEffect,
     SiteResult,
@@ -21,7 +21,7 @@ from ditto_core.compare.result import (
     token_from_json,
 )
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import Tolerance, Verdict, judge_logits
+from ditto_core.compare.tolerance import Tolerance, Verdict
 from ditto_core.errors import TraceError
 from ditto_core.receipt import Receipt
 from ditto_core.sites import Tap, matches
@@ -73,9 +73,16 @@ class Comparison:
 
     @cached_property
     def logits_verdicts(self) -> tuple[tuple[int, Verdict], ...]:
-        """Verdicts on the logits of each step: of a quantized engine by KL and top-1, of others none."""
-        judged = (judge_logits(m, self.engine.dtype) for m in self.logits)
+        """Verdicts on the logits of each step: by rules about them, and of a quantized engine by KL and top-1."""
+        names, dtype = self.logits_names, self.engine.dtype
+        judged = (judge_logits(m, dtype, self.tolerance, step, names) for step, m in enumerate(self.logits))
         return tuple((step, verdict) for step, verdicts in enumerate(judged) for verdict in verdicts)
+
+    @property
+    def logits_names(self) -> tuple[str, ...]:
+        """What the logits are called: ``logits``, and the site that computes them where it is tapped."""
+        sites = (name for tap in self.taps if tap.value == "logits" for name in (tap.site, *tap.aliases))
+        return ("logits", *sites)
 
     @property
     def logits_ok(self) -> bool:
@@ -127,8 +134,7 @@ class Comparison:
             aliases = self.tap_of[site].aliases if site in self.tap_of else ()
             return any(matches(selector, name) for name in (site, *aliases))
 
-        ends = ("logits", *(tap.site for tap in self.taps if tap.value == "logits"))
-        whole = step is None and any(map(chosen, ends))
+        whole = step is None and any(map(chosen, self.logits_names))
         return replace(
             self,
             results=tuple(r for r in self.results if step in (None, r.step) and chosen(r.site)),

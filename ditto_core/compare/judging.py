@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.tolerance import INTEGERS, WITHIN, Tolerance, Verdict
+from ditto_core.compare.tokens import LogitsMetrics
+from ditto_core.compare.tolerance import INTEGERS, LOGITS_METRICS, QUANTIZED, WITHIN, Tolerance, Verdict, decide
 from ditto_core.sites import Tap
 
 
@@ -28,6 +30,23 @@ def judge(
 
     judged = [replace(r, verdict=verdict(r), healed=False) for r in results]
     return tuple(mark_healed(judged, names))
+
+
+def judge_logits(
+    logits: LogitsMetrics, dtype: str, tolerance: Tolerance, step: int, names: Sequence[str] = ("logits",)
+) -> Iterator[Verdict]:
+    """Judge a step's logits by the user's rules about them, and where there is none those of a quantized engine by mean
+    KL and top-1 agreement. ``names`` is what the logits are called.
+    """
+    rules = tolerance.logits_rules(names, step)
+    kl, agreement = QUANTIZED.get(dtype, (math.inf, 0.0))
+    table = {"kl_mean": kl, "top1_disagreement": 1 - agreement} if dtype in QUANTIZED else {}
+    for metric in LOGITS_METRICS:
+        value = 1 - logits.top1_agreement if metric == "top1_disagreement" else getattr(logits, metric)
+        if metric in rules:
+            yield rules[metric].decide(value)
+        elif metric in table:
+            yield decide(metric, value, table[metric], f"table for {dtype}")
 
 
 def usual_floors(results: Iterable[SiteResult]) -> Mapping[tuple[str, bool], float]:

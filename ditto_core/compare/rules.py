@@ -130,13 +130,21 @@ def write_rules(measured: Iterable[Measured], path: Path, headroom: float = HEAD
     if not worst.errors:
         raise UsageError("not calibrated: nothing was compared")
     known = load_tolerance(path) if path.exists() else Tolerance()
-    rules = {rule.selector: spelled(rule) for rule in known.rules}
-    written = {rule.selector for rule in known.rules if rule != Rule(rule.selector, rule.bound)}
-    rules |= {site: f"{value * headroom:.3e}" for site, value in worst.errors.items() if site not in written}
+    written = {rule.selector for rule in known.rules if not rule.of_logits and rule != Rule(rule.selector, rule.bound)}
+    new = {site: f"{value * headroom:.3e}" for site, value in worst.errors.items() if site not in written}
+    rules: dict[str, list[str]] = {}
+    for rule in known.rules:
+        anew = None if rule.of_logits else new.pop(rule.selector, None)
+        rules.setdefault(rule.selector, []).append(anew or spelled(rule))
+    for site, text in new.items():
+        rules.setdefault(site, []).append(text)
     lines = ["# Measured bounds on rel-L2: review before you commit.", f"# {headroom:g} x the worst of:"]
     lines += [f"#   {line}" for line in worst.sources]
     lines += ["[tolerances]", *([] if known.factor == FACTOR else [f"factor = {known.factor}"])]
-    lines += [f"{json.dumps(site)} = {rule}" for site, rule in rules.items()]
+    lines += [
+        f"{json.dumps(site)} = {texts[0] if len(texts) == 1 else '[' + ', '.join(texts) + ']'}"
+        for site, texts in rules.items()
+    ]
     replace_text(path, "\n".join(lines) + "\n")
     return len(rules)
 

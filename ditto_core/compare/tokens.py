@@ -192,10 +192,10 @@ def perplexities(
 ) -> tuple[float | None, float | None]:
     """Return the perplexity of ``targets`` [...] by the logits [..., vocab] of both sides, None where none counts.
 
-    Positions without a target (-100) cost nothing.
+    Positions without a target (-100) cost nothing; an id beyond the vocabulary has no likelihood and does not count.
     """
-    known = (targets.reshape(-1) != IGNORED).nonzero().flatten()
     rows, vocab = Rows(), actual.shape[-1]
+    known = ((targets.reshape(-1) >= 0) & (targets.reshape(-1) < vocab)).nonzero().flatten()
     for part in torch.split(known, max(1, CHUNK // vocab)):
         a, b = (side.detach().reshape(-1, vocab)[part.to(side.device)].double() for side in (actual, expected))
         add_losses(rows, a, b.to(a.device), targets.reshape(-1)[part].to(a.device))

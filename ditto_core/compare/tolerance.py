@@ -13,7 +13,6 @@ from ditto_core.sites import matches, no_match
 if TYPE_CHECKING:
     from ditto_core.backends.base import KernelProperty
     from ditto_core.compare.metrics import Metrics
-    from ditto_core.compare.tokens import LogitsMetrics
 
 WITHIN, EXPLAINED, DIVERGED = "within", "explained", "diverged"
 
@@ -59,7 +58,10 @@ METRICS = (
     *("rel_l2", "max_abs", "mean_abs", "rms", "mse", "max_rel", "mean_rel", "max_ulp"),
     *("mismatched", "mismatch_ratio", "p50", "p90", "p99", "p999", "scale_residual"),
 )
-"""Metrics that a rule may bound from above."""
+"""Metrics of a tensor that a rule may bound from above."""
+
+LOGITS_METRICS = ("kl_mean", "kl_p99", "kl_max", "top1_disagreement")
+"""Metrics of a step's logits that a rule may bound from above: KL in nats, and the share of other greedy tokens."""
 
 FIELDS: tuple[tuple[str, Any, str], ...] = (
     ("step", int, "a whole number of 0 or more"),
@@ -89,12 +91,13 @@ class Rule:
     required: bool = True
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            hint = nearest(self.metric, METRICS)
-            raise UsageError(f"no tolerance on {self.metric!r} can be set, expected {', '.join(METRICS)}{hint}")
+        known = METRICS + LOGITS_METRICS
+        if self.metric not in known:
+            hint = nearest(self.metric, known)
+            raise UsageError(f"no tolerance on {self.metric!r} can be set, expected {', '.join(known)}{hint}")
         if not self.bound >= 0:
             raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a number of 0 or more")
-        if self.metric == "mismatch_ratio" and 1 < self.bound < math.inf:
+        if self.metric in ("mismatch_ratio", "top1_disagreement") and 1 < self.bound < math.inf:
             raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a share from 0 to 1")
         for name, kind, expected in FIELDS:
             value = getattr(self, name)
@@ -102,6 +105,21 @@ class Rule:
                 continue
             if isinstance(value, bool) or not isinstance(value, kind) or (kind is not str and not value >= 0):
                 raise UsageError(f"tolerance for {self.selector!r} has {name} {value!r}, expected {expected}")
+
+    @property
+    def of_logits(self) -> bool:
+        """Tell whether the rule is about logits as such, not about the tensor that holds them."""
+        return self.metric in LOGITS_METRICS
+
+    @property
+    def text(self) -> str:
+        """What a verdict says of the rule."""
+        return f"rule {self.selector!r}" + (f": {self.reason}" if self.reason else "")
+
+    def decide(self, value: float) -> Verdict:
+        """Judge a value of the metric; with a reason, what passes is explained."""
+        verdict = decide(self.metric, value, self.bound, self.text)
+        return replace(verdict, status=EXPLAINED) if verdict.ok and self.reason else verdict
 
     def applies(self, sites: Sequence[str], step: int) -> bool:
         """Tell whether the rule speaks of a site (by any of its names) at a step."""
@@ -150,7 +168,8 @@ class Tolerance:
 
     @classmethod
     def of(cls, value: Any) -> Tolerance:
-        """Build from a tolerance, a factor, or a mapping ``{"factor": 4, "selector": bound | {"bound": …}}``."""
+        """Build from a tolerance, a factor, or a mapping ``{"factor": 4, "selector": bound | {"bound": …}}``, where a
+        selector may have a list of bounds."""
         if isinstance(value, Tolerance):
             return value
         if value is None:
@@ -159,7 +178,8 @@ class Tolerance:
             return cls(factor=positive(value))
         if not isinstance(value, Mapping):
             raise UsageError(f"a tolerance is a number or a table of selectors, got {type(value).__name__}")
-        rules = tuple(parse_rule(selector, bound) for selector, bound in value.items() if selector != "factor")
+        pairs = ((selector, each) for selector, bounds in value.items() for each in several(bounds))
+        rules = tuple(parse_rule(selector, bound) for selector, bound in pairs if selector != "factor")
         return cls(positive(value.get("factor", FACTOR)), rules)
 
     def over(self, other: Tolerance) -> Tolerance:
@@ -172,13 +192,24 @@ class Tolerance:
         return replace(self, rules=tuple(replace(rule, required=False) for rule in self.rules))
 
     def rule_for(self, sites: Sequence[str], step: int) -> Rule | None:
-        """Return the rule that decides at a site and step: the last that applies."""
-        return next((rule for rule in reversed(self.rules) if rule.applies(sites, step)), None)
+        """Return the rule that decides at a site and step: the last that applies to its tensor."""
+        found = (rule for rule in reversed(self.rules) if not rule.of_logits and rule.applies(sites, step))
+        return next(found, None)
 
-    def check(self, sites: Iterable[str]) -> None:
-        """Raise :class:`~ditto_core.errors.SelectorError` for a required rule that speaks of none of ``sites``."""
-        names = list(sites)
+    def logits_rules(self, names: Sequence[str], step: int) -> dict[str, Rule]:
+        """Return the rules that decide on the logits at a step, by metric; ``names`` is what the logits are called."""
+        return {rule.metric: rule for rule in self.rules if rule.of_logits and rule.applies(names, step)}
+
+    def on_logits(self) -> Tolerance:
+        """Return the rules about logits alone."""
+        return Tolerance(rules=tuple(rule for rule in self.rules if rule.of_logits))
+
+    def check(self, sites: Iterable[str], logits: Sequence[str] = ()) -> None:
+        """Raise :class:`~ditto_core.errors.SelectorError` for a required rule that speaks of none of ``sites``, or, if
+        it is about logits, of none of their names."""
+        tensors = list(sites)
         for rule in self.rules:
+            names = list(logits) if rule.of_logits else tensors
             if rule.required and not any(matches(rule.selector, name) for name in names):
                 raise SelectorError(f"tolerance: {no_match(rule.selector, names)}")
 
@@ -228,17 +259,6 @@ class Tolerance:
         return cls(data["factor"], tuple(Rule(**rule) for rule in data["rules"]))
 
 
-def judge_logits(logits: LogitsMetrics, dtype: str) -> tuple[Verdict, ...]:
-    """Judge a quantized engine's logits at one step by mean KL and top-1 agreement; nothing for other dtypes."""
-    if dtype not in QUANTIZED:
-        return ()
-    kl, agreement = QUANTIZED[dtype]
-    return (
-        decide("kl_mean", logits.kl_mean, kl, f"table for {dtype}"),
-        decide("top1_disagreement", 1 - logits.top1_agreement, 1 - agreement, f"table for {dtype}"),
-    )
-
-
 def by_kernels(
     kernels: Iterable[KernelProperty], step: int, error: float, floor: float, factor: float
 ) -> Verdict | None:
@@ -258,15 +278,12 @@ def by_rule(rule: Rule, metrics: Metrics) -> Verdict:
     Maxima and means leave NaN and Inf out. So an unequal one breaks every bound below infinity, save that NaN on both
     sides is an element like others where elements are counted.
     """
-    text = f"rule {rule.selector!r}" + (f": {rule.reason}" if rule.reason else "")
+    text = rule.text
     counted = rule.metric in ("mismatched", "mismatch_ratio")
     unequal = metrics.nan_mismatch + metrics.inf_mismatch if counted else metrics.nonfinite_mismatch
     if unequal and rule.bound < math.inf:
         return Verdict(DIVERGED, rule.metric, math.inf, rule.bound, f"{text}; {unequal} NaN or Inf are never allowed")
-    verdict = decide(rule.metric, float(getattr(metrics, rule.metric)), rule.bound, text)
-    if verdict.ok and rule.reason:
-        return Verdict(EXPLAINED, verdict.metric, verdict.value, verdict.bound, text)
-    return verdict
+    return rule.decide(float(getattr(metrics, rule.metric)))
 
 
 def decide(metric: str, value: float, bound: float, rule: str) -> Verdict:
@@ -279,6 +296,11 @@ def positive(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UsageError(f"the tolerance factor is {value!r}, expected a positive number such as 4")
     return float(value)
+
+
+def several(value: Any) -> Sequence[Any]:
+    """Return the bounds of one selector: a list as it is, anything else by itself."""
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def parse_rule(selector: str, value: Any) -> Rule:

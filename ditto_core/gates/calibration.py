@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import check_runs
 from ditto_core.compare.rules import Measured
+from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import UsageError
 from ditto_core.executor import Run, in_process
 from ditto_core.fingerprint import fingerprint
@@ -38,10 +39,13 @@ class Calibration:
     device: str
     cache: Path
     remote: str = ""
+    tolerance: Tolerance = field(default_factory=Tolerance)
 
     @classmethod
-    def of(cls, gate: Gate, outputs: Any, workspace: Workspace) -> Calibration:
-        """Take engine and reference from a gate and tap both; ``outputs`` is what :meth:`EngineSpec.of` takes."""
+    def of(cls, gate: Gate, outputs: Any, workspace: Workspace, known: Tolerance | None = None) -> Calibration:
+        """Take engine and reference from a gate and tap both; ``outputs`` is what :meth:`EngineSpec.of` takes. What
+        ``known`` says of logits decides whether the engine is healthy.
+        """
         selectors, aliases = parse_outputs(outputs)
         spec, reference = gate.spec, gate.reference
         if isinstance(reference, EngineSpec):
@@ -54,6 +58,7 @@ class Calibration:
             device=gate.device,
             cache=workspace.cache.root,
             remote=workspace.cache.remote,
+            tolerance=(known or Tolerance()).on_logits(),
         )
 
     def key(self, suite: Suite, workspace: Workspace) -> str:
@@ -73,7 +78,7 @@ class Calibration:
         """Build the engine, or find it, and open both sides."""
         from ditto_core.pair import Pair
 
-        options = PairOptions(self.reference, observer=False, threads=self.threads, device=self.device)
+        options = PairOptions(self.reference, self.tolerance, observer=False, threads=self.threads, device=self.device)
         pair = Pair(workspace, self.spec, options)
 
         def measure(sample: Sample) -> Measured:

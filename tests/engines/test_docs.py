@@ -43,7 +43,7 @@ def test_the_rules_of_the_tolerance_page_are_accepted():
     text = (ROOT / "docs/tolerances.md").read_text()
     marker = re.search(r"tolerance=(\{.*?\n\})", text, re.DOTALL)
     assert marker is not None
-    assert len(Tolerance.of(eval(marker[1])).rules) == 4
+    assert len(Tolerance.of(eval(marker[1])).rules) == 6
     (table,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(Tolerance.of(tomllib.loads(table)["tool"]["ditto_core"]["tolerances"]).rules) == 1
 

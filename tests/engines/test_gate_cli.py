@@ -122,12 +122,16 @@ def test_a_baseline_is_written_and_used(command, tmp_path):
 def test_tolerances_are_measured_over_the_suite_of_a_gate(command, tmp_path):
     rules = tmp_path / "tolerances.toml"
     words = ["nightly", "--samples", "2", "--add-output", "lm_head", "--dtype", "float32", "--output", rules]
+    refused = command("calibrate", *words)
+    assert refused.returncode == 2
+    assert "not calibrated: the logits diverge, step 0: kl_mean" in refused.stderr
+    rules.write_text("""[tolerances]\nlogits = [{ metric = "kl_mean", bound = 0.05, reason = "tiny model" }]\n""")
     done = command("calibrate", *words)
     assert done.returncode == 0, done.stderr
-    assert "1 rules in" in done.stderr
+    assert "2 rules in" in done.stderr
     assert "suite: 2 of 2 samples" in done.stderr
     assert "onnxruntime int8 against onnxruntime float32, 1 steps" in rules.read_text()
-    assert [rule.selector for rule in load_tolerance(rules).rules] == ["lm_head"]
+    assert [rule.selector for rule in load_tolerance(rules).rules] == ["logits", "lm_head"]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import torch
 
 from ditto_core.backends.base import KernelProperty, SessionInfo
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.judging import judge
+from ditto_core.compare.judging import judge, judge_logits
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.rules import calibrate, load_tolerance, project_tolerance
 from ditto_core.compare.tokens import measure_logits
-from ditto_core.compare.tolerance import DIVERGED, EXPLAINED, WITHIN, Tolerance, Verdict, judge_logits
-from ditto_core.errors import UsageError
+from ditto_core.compare.tolerance import DIVERGED, EXPLAINED, WITHIN, Tolerance, Verdict
+from ditto_core.errors import SelectorError, UsageError
 from ditto_core.sites import Tap
 
 UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "")
@@ -79,12 +79,36 @@ def test_max_mismatch_ratio_allows_a_share_of_elements():
 def test_a_quantized_engine_is_judged_by_its_logits():
     logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
     noisy = logits + 0.5 * torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
-    good, bad = (judge_logits(measure_logits(a, logits, dtype="float32"), "int8") for a in (logits, noisy))
+    none = Tolerance()
+    good, bad = (
+        list(judge_logits(measure_logits(a, logits, dtype="float32"), "int8", none, 0)) for a in (logits, noisy)
+    )
     assert all(v.ok for v in good)
     assert not any(v.ok for v in bad)
     assert [v.metric for v in bad] == ["kl_mean", "top1_disagreement"]
     assert Tolerance().judge(("x",), 0, off_by(0.3), "int8").status == EXPLAINED
-    assert judge_logits(measure_logits(logits, logits, dtype="float32"), "float32") == ()
+    assert not list(judge_logits(measure_logits(logits, logits, dtype="float32"), "float32", none, 0))
+
+
+def test_rules_about_logits_override_the_table_and_leave_their_tensor_alone():
+    logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    noisy = logits + 0.5 * torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
+    metrics = measure_logits(noisy, logits, dtype="float32")
+    share = 1 - metrics.top1_agreement
+    rules = [{"metric": "kl_mean", "bound": 2 * metrics.kl_mean, "reason": "4 bits"}]
+    rules += [{"metric": "top1_disagreement", "bound": share / 2}, {"metric": "kl_max", "bound": 9, "step": 1}]
+    tolerance = Tolerance.of({"lm_head": rules, "logits": 1e-3})
+    first = list(judge_logits(metrics, "int8", tolerance, 0, ("logits", "lm_head")))
+    assert [(v.metric, v.status) for v in first] == [("kl_mean", EXPLAINED), ("top1_disagreement", DIVERGED)]
+    assert str(first[0]).endswith("(rule 'lm_head': 4 bits)")
+    second = list(judge_logits(metrics, "float32", tolerance, 1, ("logits", "lm_head")))
+    assert [v.metric for v in second] == ["kl_mean", "kl_max", "top1_disagreement"]
+    assert tolerance.rule_for(("lm_head",), 0) is None
+    assert tolerance.rule_for(("logits",), 0).bound == 1e-3
+    assert tolerance.on_logits().rules == tolerance.rules[:3]
+    tolerance.check(["logits"], ["logits", "lm_head"])
+    with pytest.raises(SelectorError, match="lm_head"):
+        tolerance.check(["logits", "lm_head"], [])
 
 
 @pytest.mark.parametrize(
@@ -92,6 +116,8 @@ def test_a_quantized_engine_is_judged_by_its_logits():
     [
         ({"a": {"bnd": 1}}, r"has no field 'bnd'; did you mean 'bound'"),
         ({"a": {"metric": "rel_l2"}}, "has no 'bound'"),
+        ({"a": {"bound": 2, "metric": "top1_disagreement"}}, "expected a share from 0 to 1"),
+        ({"a": [1e-3, "x"]}, "'x', expected a number or a table"),
         ({"a": {"bound": 1, "metric": "rel_l1"}}, r"no tolerance on 'rel_l1' can be set.*did you mean 'rel_l2'"),
         ({"a": -1.0}, r"is -1\.0, expected a number of 0 or more"),
         ({"a": "x"}, "expected a number or a table"),
@@ -146,19 +172,22 @@ def test_calibration_leaves_what_a_person_wrote(tmp_path):
     path.write_text(
         """[tolerances]
 factor = 7.0
+"logits" = [{ bound = 0.01, metric = "kl_mean" }, { bound = 0.2, metric = "top1_disagreement" }]
 "a" = { bound = 8, metric = "max_ulp", reason = "the \\"fused\\" kernel", step = 0 }
 "b" = { max_mismatch_ratio = 1e-4, rtol = 1e-2, atol = 0.0 }
 "c" = 1e-9
+"new" = { bound = 0.3, metric = "kl_max" }
 "other" = 0.123
 """
     )
     before = load_tolerance(path)
-    assert calibrate([comparison([("a", 0, 1e-3), ("b", 0, 1e-3), ("c", 0, 1e-3), ("new", 0, 1e-3)])], path) == 5
+    assert calibrate([comparison([("a", 0, 1e-3), ("b", 0, 1e-3), ("c", 0, 1e-3), ("new", 0, 1e-3)])], path) == 6
     after = load_tolerance(path)
     assert after.factor == 7.0
-    assert after.rules[:2] == before.rules[:2]
-    bounds = {r.selector: r.bound for r in after.rules[2:]}
-    assert bounds == pytest.approx({"c": 2e-3, "other": 0.123, "new": 2e-3}, rel=1e-3)
+    assert after.rules[:4] == before.rules[:4]
+    assert after.rules[5] == before.rules[5]
+    assert [r.selector for r in after.rules[4:]] == ["c", "new", "new", "other"]
+    assert [r.bound for r in after.rules[4:]] == pytest.approx([2e-3, 0.3, 2e-3, 0.123], rel=1e-3)
 
 
 def test_calibration_gives_integers_no_room(tmp_path):

@@ -136,6 +136,7 @@ def test_perplexities_are_those_of_the_targets_alone(logits):
         losses = [-log[0, 3 + i, i] for i in range(117)] + [-log[1, 140, 4000]]
         assert value == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
     assert perplexities(actual, expected, torch.full_like(targets, -100)) == (None, None)
+    assert perplexities(actual, expected, torch.where(targets < 0, 2**40, targets)) == found
 
 
 def test_logits_that_are_nan_agree_with_no_token():

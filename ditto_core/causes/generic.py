@@ -110,9 +110,9 @@ def cast_to(evidence: Evidence, dtype: torch.dtype) -> str:
     nearest = expected.to(dtype).double()
     if evidence.explains(nearest, share=0.3):
         return "cast to"
-    # the format's neighbour nearer to zero: half a step down, then to the nearest again
+    # the neighbour of a value towards zero is between 0.5 and 1 epsilons of it away, relatively
+    inward = (nearest * (1 - 0.6 * torch.finfo(dtype).eps)).float().to(dtype).double()
     beyond = nearest.abs() > expected.double().abs()
-    inward = (expected.double() * 2 - nearest).float().to(dtype).double()
     return "cut to" if evidence.explains(torch.where(beyond, inward, nearest), share=0.3) else ""
 
 

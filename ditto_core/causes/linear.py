@@ -248,7 +248,7 @@ def low_accumulation(evidence: Evidence) -> Cause | None:
             continue
         candidate = summed(x, weight, chunk, getattr(torch, evidence.dtype))
         bias = bias_of(evidence.module)
-        if evidence.explains(candidate + (0 if bias is None else bias), share=0.7):
+        if evidence.explains(candidate + (0 if bias is None else bias), share=0.6):
             line = (
                 f"rounding the sum to {evidence.dtype} after every {chunk} of {weight.shape[1]} products accounts for "
                 f"the error of {evidence.blame.local:.1e}"

@@ -107,7 +107,7 @@ def epsilon(evidence: Evidence) -> Cause | None:
         return None
     other = max(other, 0.0)
     candidate = base * weight / (variance.unsqueeze(-1) + other).sqrt() + bias
-    if not evidence.explains(candidate):
+    if not evidence.explains(candidate) or evidence.explains(by_factor(evidence)[1]):
         return None
     text = "0 (it is missing)" if other < 0.05 * eps else f"about {other:.2g}"
     line = f"an epsilon of {text} explains the output; the model has {eps:.2g}"
@@ -125,7 +125,7 @@ def outside(evidence: Evidence) -> Cause | None:
     weights = sizes.clamp(min=1e-300) ** -2
     other = float((found * weights).sum() / weights.sum())
     candidate = z / (size + other) + bias
-    if other <= 0 or not evidence.explains(candidate):
+    if other <= 0 or not evidence.explains(candidate) or evidence.explains(by_factor(evidence)[1]):
         return None
     line = (
         f"an epsilon of about {other:.2g} added outside the root explains the output; the model adds {eps:.2g} under it"
@@ -156,13 +156,21 @@ def variant(evidence: Evidence) -> Cause | None:
     return None
 
 
-def scaled(evidence: Evidence) -> Cause | None:
-    """The weight is multiplied by a constant."""
+def by_factor(evidence: Evidence) -> tuple[float, torch.Tensor]:
+    """Return the factor that fits best, and what the module's output times it is."""
     bias = parts(evidence)[2]
     base = evidence.expected - bias
     factor = slope(rows(evidence, evidence.actual - bias), rows(evidence, base))
-    candidate = base * factor + bias
+    return factor, base * factor + bias
+
+
+def scaled(evidence: Evidence) -> Cause | None:
+    """The weight is multiplied by a constant; where all tokens are of one size, a small one may be an epsilon."""
+    factor, candidate = by_factor(evidence)
     if not evidence.explains(candidate):
+        return None
+    sizes = rows(evidence, parts(evidence)[0]).square().mean(-1)
+    if 0.9 < factor < 1.1 and float(sizes.max() / sizes.min().clamp(min=1e-300)) < 1.1:
         return None
     lines = [f"output = {factor:.6g} x expected, {evidence.distance(candidate):.1e} is left after that"]
     width = evidence.actual.shape[-1]
@@ -188,4 +196,4 @@ def other_weight(evidence: Evidence) -> Cause | None:
     return None
 
 
-RULES = (overflow, variant, epsilon, scaled, outside, other_weight)
+RULES = (overflow, variant, scaled, epsilon, outside, other_weight)

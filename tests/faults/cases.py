@@ -53,6 +53,12 @@ def low_halved(f):
     return f * np.where(np.arange(f.size).reshape(f.shape) < f.size // 2, 1.0, 0.5)
 
 
+def half(f):
+    """Frequencies in float16."""
+    return f.astype(np.float16)
+
+
+FULL = "model.rotary_emb@full_attention"
 EMBEDDINGS = [
     Case("table zero", weights.zeroed(EMBED), EMBED, "weights zeroed", "embedding.zeroed"),
     Case("table scaled", weights.scaled(EMBED, 1.01), EMBED, "weight scaled", "embedding.scale_missing"),
@@ -95,6 +101,8 @@ EMBEDDINGS = [
         prompts=[5, 200, 6, 170, 240, 7],
     ),
     Case("shift", ids.changed("Add", 1), EMBED, "ids shifted", "embedding.other_rows"),
+    Case("one unknown id", ids.replaced(14, 0), EMBED, "other ids", "embedding.other_rows"),
+    Case("one id after another", ids.replaced(7, 9), EMBED, "other ids", "embedding.other_rows"),
     Case("small vocabulary", ids.changed("Min", 11), EMBED, "ids replaced", "embedding.other_rows"),
     Case("scrambled", ids.scrambled(), EMBED, "other ids", "embedding.other_rows"),
     Case(
@@ -111,6 +119,14 @@ EMBEDDINGS = [
         ids.positions_shifted(1),
         "transformer.wpe",
         "positions shifted",
+        "embedding.other_rows",
+        "gpt2",
+    ),
+    Case(
+        "wpe ends",
+        ids.changed("Min", 6, "transformer.wpe"),
+        "transformer.wpe",
+        "positions bounded",
         "embedding.other_rows",
         "gpt2",
     ),
@@ -209,6 +225,8 @@ LINEARS = [
 NORMS = [
     Case("norm zero", weights.zeroed(NORM), NORM, "weights zeroed", "norm.scaled"),
     Case("epsilon", graph.constant_changed(NORM, "Add", lambda e: e * 100), NORM, "norm epsilon", "norm.epsilon"),
+    Case("epsilon outside", norm.epsilon_outside(NORM, 1e-2), NORM, "norm epsilon", "norm.outside"),
+    Case("sum of squares", norm.mean_scaled(NORM, 64.0), NORM, "weight scaled", "norm.scaled"),
     Case(
         "norm offset",
         lambda edit: edit.change_weight(NORM, lambda w: w - 1),
@@ -253,6 +271,15 @@ ROTATIONS = [
         "llama31",
         also=SINE,
     ),
+    Case(
+        "rope of the other layers",
+        rope.frequencies(unscaled(1e4)),
+        FULL,
+        "RoPE base",
+        "rope.frequencies",
+        "gemma3",
+        also=(f"{FULL}:out.1",),
+    ),
     Case("rope base near", rope.frequencies(unscaled(10005.0)), TABLE, "RoPE base", "rope.frequencies", also=SINE),
     Case("rope table half", graph.through(TABLE, graph.HALF), TABLE, "narrow cast", "generic.narrow_format"),
     Case("rope low half", rope.frequencies(low_halved), TABLE, "RoPE scaling differs", "rope.frequencies", also=SINE),
@@ -267,6 +294,9 @@ ROTATIONS = [
         also=SINE,
     ),
     Case("rope from one", ids.positions_shifted(1), TABLE, "positions shifted", "rope.shifted", also=SINE),
+    Case("rope ends", ids.positions_changed("Min", 6), TABLE, "positions bounded", "rope.shifted", also=SINE),
+    Case("rope far", ids.positions_shifted(5), TABLE, "positions shifted", "rope.shifted", also=SINE),
+    Case("rope cast", rope.frequencies(half), TABLE, "narrow cast", "rope.frequencies", also=SINE),
     Case("no rope", rope.missing(Q_ROPE), Q_ROPE, "RoPE missing", "rope.rotation"),
     Case("rope backwards", rope.backwards(Q_ROPE), Q_ROPE, "RoPE direction", "rope.rotation"),
     Case("sine for cosine", rope.exchanged(Q_ROPE), Q_ROPE, "RoPE direction", "rope.rotation"),
@@ -299,7 +329,19 @@ ATTENTIONS = [
     Case("anchor", mask.anchored_top_left(), MASK, "mask anchor", "mask.anchor", step=1),
     Case("future", mask.sees_ahead(), MASK, "mask off by one", "mask.off_by_one"),
     Case("self", mask.without_self(), MASK, "mask off by one", "mask.off_by_one"),
-    Case("blind", mask.sees_ahead(-3), MASK, "fully masked row", "mask.blind_rows"),
+    Case("blind", mask.blinds_first(3), MASK, "fully masked row", "mask.blind_rows"),
+    Case("far ahead", mask.sees_ahead(2), MASK, "mask shifted", "mask.off_by_one"),
+    Case("far behind", mask.sees_ahead(-3), MASK, "mask shifted", "mask.off_by_one"),
+    Case("mask inverted", graph.scaled(MASK, -1), MASK, "mask inverted", "mask.inverted"),
+    Case("padding inverted", mask.padding_inverted(), MASK, "mask inverted", "mask.inverted", prompts=PADDED),
+    Case("padding of row", mask.padding_of_rows([1, 0]), MASK, "rows displaced", "mask.other_rows", prompts=PADDED),
+    Case(
+        "softmax off by one",
+        graph.one_more_in_softmax(PROBS),
+        PROBS,
+        "softmax not normalized",
+        "attention.not_normalized",
+    ),
     Case("acausal", mask.sees_ahead(1000), MASK, "causal mask missing", "mask.not_causal"),
     Case("no mask", graph.scaled(MASK, 0), MASK, "causal mask missing", "mask.not_causal", prompts=PADDED),
     Case(
@@ -340,10 +382,24 @@ CACHES = [
         "cache.past_stale",
         step=1,
     ),
+    Case(
+        "past of first row",
+        cache.of_other_row(1, "value", [0, 0]),
+        V_STATES,
+        "KV cache of another row",
+        "cache.past_stale",
+        step=1,
+        prompts=TWO,
+    ),
+    Case("past cast", cache.past_through(1, "key", graph.BRAIN), K_ROPE, "narrow cast", "cache.past_cast", step=1),
+    Case("keys are values", cache.of_values(1), K_ROPE, "keys and values exchanged", "cache.past_stale", step=1),
+    Case("fitting grid", cache.rounded(1, "value", 0.03), V_STATES, "quantized KV cache", "cache.quantized"),
+    Case("no new value", cache.new_scaled(1, "value", 0), V_STATES, "all zero", "generic.all_zero"),
     Case("cache grid", cache.rounded(1, "value", 1.0), V_STATES, "quantized KV cache scale", "cache.quantized"),
     Case("new scale", cache.new_scaled(1, "value", 0.99), V_STATES, "KV cache scale", "cache.new_scaled"),
 ]
 
+ACTIVATION = "activation.activation"
 INNER = f"{MLP}.down_proj:in"
 ANYWHERE = [
     Case("residual", graph.operand_alone(LAYER, 1), LAYER, "residual missing", "generic.residual"),
@@ -351,6 +407,9 @@ ANYWHERE = [
     Case("gate ignored", graph.operand_alone(INNER, 1), INNER, "operand ignored", "generic.factor_missing"),
     Case("clip", graph.clipped(INNER, -0.5, 0.5), INNER, "saturation", "generic.saturated"),
     Case("cast", graph.through(f"{MLP}.act_fn"), f"{MLP}.act_fn", "narrow cast", "generic.narrow_format"),
+    Case("cut", graph.cut_to_brain(INNER), INNER, "narrow cast", "generic.narrow_format"),
+    Case("float8", graph.through(INNER, graph.EIGHT), INNER, "narrow cast", "generic.narrow_format"),
+    Case("only high", graph.clipped(INNER, -1e9, 0.5), INNER, "saturation", "generic.saturated"),
     Case("beyond float16", graph.none, INNER, "overflow", "generic.overflow", "beyond_half", "float16"),
     Case("positions", graph.rolled(INNER, 1), INNER, "positions displaced", "generic.displaced"),
     Case("batch rows", graph.rolled(INNER, 0), INNER, "rows displaced", "generic.displaced", prompts=TWO),
@@ -361,6 +420,7 @@ ANYWHERE = [
     Case("cosine poison", graph.scaled(TABLE, NAN), TABLE, "not finite", "generic.not_finite"),
     Case("nothing", graph.scaled(INNER, 0), INNER, "all zero", "generic.all_zero"),
     Case("poison", graph.not_a_number(INNER, 128), INNER, "not finite", "generic.not_finite"),
+    Case("other gelu", graph.activation(f"{MLP}.act_fn", "tanh"), f"{MLP}.act_fn", "activation kind", ACTIVATION),
     Case(
         "erf",
         graph.gelu(f"{GPT}.mlp.act", "none"),

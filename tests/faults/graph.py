@@ -4,6 +4,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 HALF, BRAIN, SINGLE = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT
+EIGHT = TensorProto.FLOAT8E4M3FN
 
 
 def tiled_heads(site, order, operand=1):
@@ -186,3 +187,51 @@ def not_a_number(site, width, channel=3):
 
 def reordered_heads(site, order):
     return lambda edit: edit.change_value(site, ("Gather", [edit.constant(np.array(order, np.int64))], {"axis": 1}))
+
+
+def appended(edit, site, nodes):
+    """Compute ``site`` anew by nodes (kind, inputs, output) after the one that computes it, called ``clean`` there."""
+    node = edit.node(site)
+    clean = node.output[0] = f"{site}_clean"
+    at = list(edit.graph.node).index(node) + 1
+    rename = {"clean": clean, "site": site}
+    for kind, inputs, output in reversed(nodes):
+        names = [rename.get(name, name) for name in inputs]
+        edit.graph.node.insert(at, helper.make_node(kind, names, [rename.get(output, output)]))
+
+
+def cut_to_brain(site):
+    """Cut to bfloat16 towards zero rather than round: |x| down to a multiple of 2^(floor(log2 |x|) - 7)."""
+
+    def fault(edit):
+        log2, bits, two = edit.scalar(np.log(2)), edit.scalar(7), edit.scalar(2)
+        size = [
+            ("Abs", ["clean"], "cut_size"),
+            ("Log", ["cut_size"], "cut_log"),
+            ("Div", ["cut_log", log2], "cut_log2"),
+        ]
+        unit = [("Floor", ["cut_log2"], "cut_power"), ("Sub", ["cut_power", bits], "cut_bit")]
+        unit += [("Pow", [two, "cut_bit"], "cut_unit"), ("Div", ["cut_size", "cut_unit"], "cut_units")]
+        down = [("Floor", ["cut_units"], "cut_whole"), ("Mul", ["cut_whole", "cut_unit"], "cut_down")]
+        sign = [("Sign", ["clean"], "cut_sign"), ("Mul", ["cut_down", "cut_sign"], "site")]
+        appended(edit, site, size + unit + down + sign)
+
+    return fault
+
+
+def one_more_in_softmax(site):
+    """exp(x) / (1 + sum of exp(x)), as an attention that may attend to nothing has it."""
+
+    def fault(edit):
+        node = edit.node(site)
+        scores = edit.insert_before(node, "Exp", [node.input[0]])
+        total = edit.insert_before(node, "ReduceSum", [scores, edit.constant(np.array([-1], np.int64))], keepdims=1)
+        more = edit.insert_before(node, "Add", [total, edit.scalar(1)])
+        replace(edit, node, "Div", [scores, more])
+
+    return fault
+
+
+def activation(site, approximate):
+    """GELU in place of SiLU."""
+    return lambda edit: replace(edit, edit.node(site), "Gelu", [edit.node(site).input[0]], approximate=approximate)

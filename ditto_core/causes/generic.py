@@ -72,7 +72,8 @@ def saturated(evidence: Evidence) -> Cause | None:
     low, high = float(actual.min()), float(actual.max())
     if low == high:
         return None
-    cut_high, cut_low = int((expected > high).sum()), int((expected < low).sum())
+    room = evidence.blame.bound * max(abs(low), abs(high))
+    cut_high, cut_low = int((expected > high + room).sum()), int((expected < low - room).sum())
     candidate = evidence.expected.clamp(low, high)
     at_high, at_low = int((actual == high).sum()), int((actual == low).sum())
     cut = " and ".join([f"above {high:.6g}"] * bool(cut_high) + [f"below {low:.6g}"] * bool(cut_low))

@@ -180,6 +180,7 @@ LINEARS = [
     ),
     Case("int8", weights.quantized(f"{MLP}.up_proj"), f"{MLP}.up_proj", "weights quantized", "linear.quantized"),
     Case("int4", weights.quantized(f"{MLP}.up_proj", 4, 32), f"{MLP}.up_proj", "weights quantized", "linear.quantized"),
+    Case("zero points", weights.affine(f"{MLP}.up_proj"), f"{MLP}.up_proj", "weights quantized", "linear.quantized"),
     Case(
         "bias",
         weights.bias_scaled(f"{GPT}.mlp.c_fc", 0),

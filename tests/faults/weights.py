@@ -85,3 +85,17 @@ def bias_scaled(site, factor):
         raise LookupError(f"{site} has no bias")
 
     return fault
+
+
+def affine(site, bits=4, group=32):
+    """Unsigned integers with a scale and a zero point a group of inputs."""
+
+    def change(w):
+        rows = w.T.reshape(-1, group)
+        low = rows.min(-1, keepdims=True)
+        scale = (rows.max(-1, keepdims=True) - low) / (2**bits - 1)
+        zero = np.round(-low / scale)
+        codes = np.clip(np.round(rows / scale) + zero, 0, 2**bits - 1)
+        return ((codes - zero) * scale).reshape(w.T.shape).T
+
+    return lambda edit: edit.change_weight(site, change)

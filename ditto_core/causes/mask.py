@@ -162,6 +162,8 @@ def blind_rows(evidence: Evidence, view: View) -> Found:
     blind = ~view.seen.any(-1) & view.rows & view.wanted.any(-1)
     if not blind.any() or view.extra.any() or bool((view.lost & ~blind[..., None]).any()):
         return None
+    if evidence.port == "probs" and torch.equal(blind, view.rows):
+        return None  # nothing comes out at all
     row, query = (int(i) for i in blind.nonzero()[0])
     return "fully masked row", f"{int(blind.sum())} queries see no key at all, the first is row {row}, query {query}"
 

@@ -168,6 +168,18 @@ def fit_base(frequency: torch.Tensor, exponents: torch.Tensor) -> float | None:
     return math.exp(-slope)
 
 
+def exchanged(evidence: Evidence) -> Cause | None:
+    """Cosines where sines should be, and the other way round."""
+    inverse, positions = parameter(evidence.module, own_name(evidence)), evidence.inputs.get("position_ids")
+    if inverse is None or positions is None:
+        return None
+    other = table(evidence, inverse, sine=evidence.port != "out.1")
+    if not evidence.explains(other):
+        return None
+    step = "compare the order of cosine and sine on both sides"
+    return evidence.cause("RoPE direction", evidence.confidence(other), ["cosine and sine are exchanged"], step)
+
+
 def shifted(evidence: Evidence) -> Cause | None:
     """The right table at other positions."""
     found, positions = tables(evidence), evidence.inputs.get("position_ids")
@@ -197,13 +209,23 @@ def bounded(evidence: Evidence, inverse: torch.Tensor, positions: torch.Tensor) 
     return None
 
 
-def table(evidence: Evidence, frequency: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-    """Return a cosine or sine table of frequencies [dim / 2], at the step's positions or at others."""
+def table(
+    evidence: Evidence,
+    frequency: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    sine: bool | None = None,
+) -> torch.Tensor:
+    """Return a cosine or sine table of frequencies [dim / 2], at the step's positions or at others.
+
+    ``sine`` None: whichever the site is.
+    """
     where = evidence.inputs["position_ids"] if positions is None else positions
     angles = where.double()[..., None] * frequency
     both = torch.cat([angles, angles], -1)
     scale = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
-    return (both.sin() if evidence.port == "out.1" else both.cos()) * scale
+    wanted = evidence.port == "out.1" if sine is None else sine
+    return (both.sin() if wanted else both.cos()) * scale
 
 
 def rotation(evidence: Evidence) -> Cause | None:
@@ -251,5 +273,5 @@ def head_order(evidence: Evidence) -> Cause | None:
     return broadcast_heads(evidence)
 
 
-TABLE_RULES = (amplitude, shifted, frequencies)
+TABLE_RULES = (amplitude, exchanged, shifted, frequencies)
 ROTATION_RULES = (rotation, head_order)

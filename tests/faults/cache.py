@@ -125,3 +125,13 @@ def of_values(layer):
         edit.node(f"present.{layer}.key").input[0] = f"past_key_values.{layer}.value"
 
     return fault
+
+
+def past_heads(layer, kind, order):
+    """What was cached comes back with its heads in another order."""
+
+    def fault(edit):
+        heads = edit.constant(np.array(order, np.int64))
+        edit.change_input(edit.node(f"present.{layer}.{kind}"), 0, ("Gather", [heads], {"axis": 1}))
+
+    return fault

@@ -295,6 +295,7 @@ ROTATIONS = [
         also=SINE,
     ),
     Case("rope from one", ids.positions_shifted(1), TABLE, "positions shifted", "rope.shifted", also=SINE),
+    Case("rope tables", rope.tables_exchanged(), TABLE, "RoPE direction", "rope.exchanged", also=SINE),
     Case("rope ends", ids.positions_changed("Min", 6), TABLE, "positions bounded", "rope.shifted", also=SINE),
     Case("rope far", ids.positions_shifted(5), TABLE, "positions shifted", "rope.shifted", also=SINE),
     Case("rope cast", rope.frequencies(half), TABLE, "narrow cast", "rope.frequencies", also=SINE),
@@ -318,6 +319,11 @@ ATTENTIONS = [
         "attention.scale",
     ),
     Case("softcap", graph.without_softcap(PROBS), PROBS, "softcap missing", "attention.cap_missing", "gemma2"),
+    Case(
+        "other softcap", graph.softcap_changed(PROBS, 30.0), PROBS, "softcap differs", "attention.other_cap", "gemma2"
+    ),
+    Case("capped", graph.capped(PROBS, 5.0), PROBS, "softcap differs", "attention.other_cap"),
+    Case("no probabilities", graph.scaled(PROBS, 0), PROBS, "all zero", "generic.all_zero"),
     Case("probabilities", graph.scaled(PROBS, 0.9), PROBS, "softmax not normalized", "attention.not_normalized"),
     Case(
         "mask twice",
@@ -421,7 +427,13 @@ ANYWHERE = [
     Case("cosine poison", graph.scaled(TABLE, NAN), TABLE, "not finite", "generic.not_finite"),
     Case("nothing", graph.scaled(INNER, 0), INNER, "all zero", "generic.all_zero"),
     Case("poison", graph.not_a_number(INNER, 128), INNER, "not finite", "generic.not_finite"),
-    Case("other gelu", graph.activation(f"{MLP}.act_fn", "tanh"), f"{MLP}.act_fn", "activation kind", ACTIVATION),
+    Case(
+        "other gelu",
+        graph.replaced(f"{MLP}.act_fn", "Gelu", approximate="tanh"),
+        f"{MLP}.act_fn",
+        "activation kind",
+        ACTIVATION,
+    ),
     Case(
         "erf",
         graph.gelu(f"{GPT}.mlp.act", "none"),
@@ -433,3 +445,31 @@ ANYWHERE = [
 ]
 
 CASES = [*EMBEDDINGS, *LINEARS, *NORMS, *ROTATIONS, *ATTENTIONS, *CACHES, *ANYWHERE]
+
+
+def unnamed(name, fault, site, **fields):
+    return Case(name, fault, site, "", "", **fields)
+
+
+BOTH = tuple(f"model.layers.{i}.self_attn:probs" for i in range(2))
+UP, ACT = f"{MLP}.up_proj", f"{MLP}.act_fn"
+NAMELESS = [
+    unnamed("mask too weak", graph.floored(MASK, -5.0), BOTH[0], also=BOTH),
+    unnamed("mask nearly strong enough", graph.floored(MASK, -20.0), BOTH[0], also=BOTH, prompts=PADDED),
+    unnamed("leaky relu", graph.replaced(ACT, "LeakyRelu", alpha=0.001), ACT),
+    unnamed("swish of 1.7", graph.gate_scaled(ACT, 1.7), ACT),
+    unnamed("noise in float16", weights.noisy(UP, 3e-3), UP, dtype="float16"),
+    unnamed("groups of 16 in float16", weights.quantized(UP, 8, 16), UP, dtype="float16"),
+    unnamed("low-rank update", weights.low_rank(UP, 0.05), UP),
+    unnamed("inputs permuted", weights.inputs_rolled(UP), UP),
+    unnamed("inputs lost", weights.inputs_lost(UP, 32), UP),
+    unnamed("logits of no token", graph.added("logits", np.where(np.arange(256) > 250, -1e4, 0)), "lm_head"),
+    unnamed("row of the table", weights.rows_scaled(EMBED, [7], 3.0), EMBED),
+    unnamed("softmax over queries", graph.softmax_over(PROBS, 2), PROBS),
+    unnamed("small probabilities lost", graph.flushed(PROBS, 0.05), PROBS, model="mistral"),
+    unnamed("heads of context", graph.reordered_heads(CONTEXT, [1, 0, 3, 2], axis=2), CONTEXT),
+    unnamed("residual of layer before", graph.operand_is(LAYER, 0, "model.layers.0"), LAYER),
+    unnamed("one query for all heads", graph.reordered_heads(Q_ROPE, [0, 0, 0, 0]), Q_ROPE),
+    unnamed("past of other head", cache.past_heads(1, "value", [1, 0]), V_STATES, step=1),
+]
+"""Faults for which no rule has a true name."""

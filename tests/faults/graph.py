@@ -185,8 +185,8 @@ def not_a_number(site, width, channel=3):
     return lambda edit: edit.change_value(site, ("Add", [edit.constant(poison.astype(edit.dtype()))], {}))
 
 
-def reordered_heads(site, order):
-    return lambda edit: edit.change_value(site, ("Gather", [edit.constant(np.array(order, np.int64))], {"axis": 1}))
+def reordered_heads(site, order, axis=1):
+    return lambda edit: edit.change_value(site, ("Gather", [edit.constant(np.array(order, np.int64))], {"axis": axis}))
 
 
 def appended(edit, site, nodes):
@@ -232,6 +232,68 @@ def one_more_in_softmax(site):
     return fault
 
 
-def activation(site, approximate):
-    """GELU in place of SiLU."""
-    return lambda edit: replace(edit, edit.node(site), "Gelu", [edit.node(site).input[0]], approximate=approximate)
+def softcap_changed(site, cap):
+    """Scores are capped at another bound: the constants of Div and Mul around Tanh."""
+
+    def fault(edit):
+        tanh = edit.upstream(site, "Tanh")
+        after = next(n for n in edit.graph.node if tanh.output[0] in n.input)
+        for node in (edit.node(tanh.input[0]), after):
+            index = next(i for i, name in enumerate(node.input) if edit.is_constant(name))
+            node.input[index] = edit.scalar(cap)
+
+    return fault
+
+
+def capped(site, cap):
+    """Scores are capped before the mask is added."""
+
+    def fault(edit):
+        node = edit.upstream(site, "Add")
+        index = next(i for i, name in enumerate(node.input) if "mask" not in name)
+        bound = edit.scalar(cap)
+        edit.change_input(node, index, ("Div", [bound], {}), ("Tanh", [], {}), ("Mul", [bound], {}))
+
+    return fault
+
+
+def floored(site, least):
+    return lambda edit: edit.change_value(site, ("Max", [edit.scalar(least)], {}))
+
+
+def added(site, vector):
+    return lambda edit: edit.change_value(site, ("Add", [edit.constant(vector.astype(edit.dtype()))], {}))
+
+
+def replaced(site, kind, **attributes):
+    """Compute ``site`` by one operator from what its node takes first."""
+    return lambda edit: replace(edit, edit.node(site), kind, [edit.node(site).input[0]], **attributes)
+
+
+def gate_scaled(site, factor):
+    """x sigmoid(factor x)."""
+    return lambda edit: edit.change_input(edit.upstream(site, "Sigmoid"), 0, ("Mul", [edit.scalar(factor)], {}))
+
+
+def softmax_over(site, axis):
+    return lambda edit: replace(edit, edit.node(site), "Softmax", [edit.node(site).input[0]], axis=axis)
+
+
+def flushed(site, least):
+    """Magnitudes up to a bound become zero."""
+
+    def fault(edit):
+        bound = edit.scalar(least)
+        nodes = [("Abs", ["clean"], "flush_size"), ("Greater", ["flush_size", bound], "flush_kept")]
+        nodes += [("CastLike", ["flush_kept", "clean"], "flush_factor"), ("Mul", ["clean", "flush_factor"], "site")]
+        appended(edit, site, nodes)
+
+    return fault
+
+
+def operand_is(site, index, other):
+    def fault(edit):
+        edit.node(site).input[index] = other
+        sort(edit)
+
+    return fault

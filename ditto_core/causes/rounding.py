@@ -54,7 +54,8 @@ def affine_rows(tensor: torch.Tensor, bits: int, *, group: int = 0) -> torch.Ten
     scale = ((high - low) / (2**bits - 1)).clamp(min=1e-30)
     zero = (-low / scale).round()
     codes = (flat / scale + zero).round().clamp(0, 2**bits - 1)
-    return ((codes - zero) * scale).reshape(tensor.shape)
+    result: torch.Tensor = (codes - zero) * scale
+    return result.reshape(tensor.shape)
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -169,6 +169,8 @@ def cap_missing(evidence: Evidence) -> Cause | None:
     if not cap or not evidence.explains(softmax(evidence, scores(evidence) * scaling(evidence))):
         return None
     line = f"scores are not capped; config.attn_logit_softcapping = {cap:g}"
+    if evidence.dtype != "float32":
+        line += f" (in {evidence.dtype} a cap far above the scores looks the same)"
     return evidence.cause("softcap missing", 0.97, [line], "export the softcap, or use an attention that knows it")
 
 

@@ -12,7 +12,7 @@ from ditto_core.causes.linear import slope
 
 MOST_CODES = 256
 
-COARSE = 3.0
+COARSE = 2.0
 """Steps of a quantized cache that are so many times those of a fitting scale come from a wrong scale."""
 
 

@@ -98,7 +98,11 @@ def cast_frequencies(evidence: Evidence, own: torch.Tensor) -> Cause | None:
 
 
 def own_frequencies(evidence: Evidence) -> torch.Tensor | None:
-    """Return the model's frequencies [dim / 2], radians a token: the angles of its own table at position 1."""
+    """Return the model's frequencies [dim / 2], radians a token: its buffer, or where its table is made otherwise
+    (scaling that depends on the length), the angles of the table at position 1."""
+    inverse = parameter(evidence.module, own_name(evidence))
+    if inverse is not None and evidence.distance_between(table(evidence, inverse), evidence.expected) <= 1e-6:
+        return inverse
     place = position_one(evidence)
     expected = evidence.expected[place][: evidence.expected.shape[-1] // 2] if place is not None else None
     scale = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
@@ -124,15 +128,16 @@ def describe(evidence: Evidence, engine: torch.Tensor, own: torch.Tensor, ratio:
     theta = parameters.get("rope_theta") or getattr(evidence.config, "rope_theta", None) or 1e4
     exponents = torch.arange(len(own), dtype=torch.float64) / len(own)
     fitted = fit_base(engine, exponents)
-    if fitted is not None and is_base(fitted, theta) and not is_base(fit_base(own, exponents), theta):
+    unscaled = table(evidence, torch.tensor(theta, dtype=torch.float64) ** -exponents)
+    if evidence.explains(unscaled) and not is_base(fit_base(own, exponents), theta):
         kind = str(parameters.get("rope_type", "scaling"))
         line = f"the engine's frequencies are the unscaled ones of base {theta:g}; the model applies {kind!r} scaling"
         return evidence.cause("RoPE scaling ignored", 0.98, [line, where], "export rope_scaling, or compare its values")
-    if float((ratio / ratio.mean() - 1).abs().max()) < min(1e-3, 0.1 * abs(float(ratio.mean()) - 1)):
+    if evidence.explains(table(evidence, own * ratio.mean())):
         factor = 1 / float(ratio.mean())
         line = f"all frequencies are divided by {factor:.6g}"
         return evidence.cause("RoPE scaling factor", 0.97, [line, where], "compare rope_scaling's factor on both sides")
-    if fitted is not None:
+    if fitted is not None and evidence.explains(table(evidence, fitted**-exponents)):
         near = min(BASES, key=lambda base: abs(math.log(base / fitted)))
         shown = near if abs(near / fitted - 1) < 0.02 and near != theta else fitted
         line = f"the engine's frequencies have the base {shown:.6g}, the model's {theta:g}"

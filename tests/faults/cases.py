@@ -262,6 +262,15 @@ NORMS = [
 
 ROTATIONS = [
     Case("rope factor", rope.frequencies(lambda f: f / 8), TABLE, "RoPE scaling factor", "rope.frequencies", also=SINE),
+    Case(
+        "rope factor in float16",
+        rope.frequencies(lambda f: f / 8),
+        TABLE,
+        "RoPE scaling factor",
+        "rope.frequencies",
+        dtype="float16",
+        also=SINE,
+    ),
     Case("rope base", rope.frequencies(unscaled(5e5)), TABLE, "RoPE base", "rope.frequencies", also=SINE),
     Case(
         "rope unscaled",

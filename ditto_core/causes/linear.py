@@ -9,16 +9,10 @@ from torch import nn
 
 from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
 from ditto_core.causes.kinds import Kind
-from ditto_core.causes.rounding import QUANTIZERS, round_bits
+from ditto_core.causes.rounding import QUANTIZERS, narrow_sums, round_bits
 
 LARGEST_PERMUTATION = 8192
 """Output channels up to which a permutation is searched (memory grows with the square)."""
-
-CHUNKS = (1, 2, 4, 8, 16, 32, 64)
-"""Products that a kernel may sum before it rounds the sum."""
-
-LARGEST_SUM = 1 << 30
-"""Roundings up to which a sum is computed again."""
 
 
 def linear(evidence: Evidence) -> Cause | None:
@@ -243,10 +237,7 @@ def low_accumulation(evidence: Evidence) -> Cause | None:
     assert x is not None
     if evidence.dtype not in ("float16", "bfloat16") or not evidence.distance(evidence.expected) <= 0.05:
         return None
-    for chunk in CHUNKS:
-        if evidence.actual.numel() * weight.shape[1] // chunk > LARGEST_SUM:
-            continue
-        candidate = summed(x, weight, chunk, getattr(torch, evidence.dtype))
+    for chunk, candidate in narrow_sums(x, weight, getattr(torch, evidence.dtype)):
         bias = bias_of(evidence.module)
         if evidence.explains(candidate + (0 if bias is None else bias), share=0.6):
             line = (
@@ -256,15 +247,6 @@ def low_accumulation(evidence: Evidence) -> Cause | None:
             step = "accumulate in float32 (strongly typed network, or cast around it)"
             return evidence.cause("narrow accumulation", 0.9, [line], step)
     return None
-
-
-def summed(x: torch.Tensor, weight: torch.Tensor, chunk: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return x W^T [..., out] in float64, the running sum rounded to ``dtype`` after every ``chunk`` products."""
-    total = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=torch.float64)
-    for start in range(0, weight.shape[1], chunk):
-        part = x[..., start : start + chunk] @ weight[:, start : start + chunk].T
-        total = (total + part).to(dtype).double()
-    return total
 
 
 def rows(evidence: Evidence, tensor: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+
+CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+"""Products that a kernel may sum before it rounds the sum."""
+
+LARGEST_SUM = 1 << 30
+"""Roundings up to which a sum is computed again."""
 
 Quantizer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -56,6 +62,19 @@ def affine_rows(tensor: torch.Tensor, bits: int, *, group: int = 0) -> torch.Ten
     codes = (flat / scale + zero).round().clamp(0, 2**bits - 1)
     result: torch.Tensor = (codes - zero) * scale
     return result.reshape(tensor.shape)
+
+
+def narrow_sums(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield how many products are summed before the sum is rounded to ``dtype``, and x W^T [..., out] in float64."""
+    for chunk in CHUNKS:
+        parts = range(0, weight.shape[1], chunk)
+        total = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=torch.float64)
+        if total.numel() * len(parts) > LARGEST_SUM:
+            continue
+        for start in parts:
+            part = x[..., start : start + chunk] @ weight[:, start : start + chunk].T
+            total = (total + part).to(dtype).double()
+        yield chunk, total
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -53,12 +53,11 @@ def activation(evidence: Evidence) -> Cause | None:
     own = next((name for name, function in FUNCTIONS if same(evidence, function(x))), "")
     if not own:
         return None
-    for name, function in FUNCTIONS:
-        candidate = function(x)
-        if name != own and evidence.explains(candidate):
-            line = f"the engine computes {name}, the model {own}"
-            return evidence.cause("activation kind", evidence.confidence(candidate), [line], f"export with {own}")
-    return None
+    found = [name for name, function in FUNCTIONS if name != own and evidence.explains(function(x))]
+    if not found:
+        return None
+    line = f"the engine computes {' or '.join(found)}, the model {own}"
+    return evidence.cause("activation kind", 0.99, [line], f"export with {own}")
 
 
 def same(evidence: Evidence, candidate: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -169,16 +169,50 @@ def cap_missing(evidence: Evidence) -> Cause | None:
     if not cap or not evidence.explains(softmax(evidence, scores(evidence) * scaling(evidence))):
         return None
     line = f"scores are not capped; config.attn_logit_softcapping = {cap:g}"
+    if evidence.dtype != "float32":
+        line += f" (in {evidence.dtype} a cap far above the scores looks the same)"
     return evidence.cause("softcap missing", 0.97, [line], "export the softcap, or use an attention that knows it")
+
+
+def other_cap(evidence: Evidence) -> Cause | None:
+    """Scores are capped at another bound than the model's, or where the model caps none."""
+    raw = scores(evidence) * scaling(evidence)
+    peak = float(evidence.chosen(torch.where(evidence.expected > 0, raw.abs(), 0.0)).max())
+    if not 0 < peak < float("inf"):
+        return None
+
+    def with_cap(logarithm: float) -> torch.Tensor:
+        cap = peak * 10**logarithm
+        return softmax(evidence, torch.tanh(raw / cap) * cap)
+
+    found = least(lambda logarithm: evidence.distance(with_cap(logarithm)), -1.5, 2.5)
+    cap, own, candidate = peak * 10**found, softcap(evidence), with_cap(found)
+    if abs(cap / own - 1 if own else 1) < 1e-3 or not evidence.explains(candidate):
+        return None
+    line = f"scores are capped at {cap:.4g}, the model's {f'at {own:g}' if own else 'are not capped'}"
+    return evidence.cause("softcap differs", evidence.confidence(candidate), [line], "compare the cap of the scores")
+
+
+def least(error: Callable[[float], float], low: float, high: float, points: int = 17) -> float:
+    """Return where ``error`` is least between two numbers: the best of so many points, then by golden section."""
+    step = (high - low) / (points - 1)
+    start = min((low + step * i for i in range(points)), key=error)
+    a, b, share = start - step, start + step, (5**0.5 - 1) / 2
+    for _ in range(40):
+        c, d = b - share * (b - a), a + share * (b - a)
+        a, b = (a, d) if error(c) < error(d) else (c, b)
+    return (a + b) / 2
 
 
 def not_normalized(evidence: Evidence) -> Cause | None:
     """Rows of probabilities do not sum to one."""
-    sums = evidence.chosen(evidence.actual.sum(-1, keepdim=True).expand_as(evidence.actual))
-    candidate = evidence.expected * float(sums.mean())
-    if abs(float(sums.mean()) - 1) < 1e-3 or not evidence.explains(candidate):
+    each = evidence.actual.sum(-1, keepdim=True)
+    sums = evidence.chosen(each.expand_as(evidence.actual))
+    low, high = float(sums.min()), float(sums.max())
+    if not sums.all() or max(abs(low - 1), abs(high - 1)) < 1e-3 or not evidence.explains(evidence.expected * each):
         return None
-    line = f"probabilities of a query sum to {float(sums.mean()):.4g}"
+    between = f"{low:.4g}" if high - low < 1e-3 else f"{low:.4g} to {high:.4g}"
+    line = f"probabilities of a query sum to {between}; divided by that they are right"
     return evidence.cause("softmax not normalized", 0.9, [line], "compare the softmax in the engine")
 
 
@@ -207,5 +241,5 @@ def value_orders(evidence: Evidence) -> Iterator[tuple[torch.Tensor, torch.Tenso
     yield order, (probs @ value[:, order]).transpose(1, 2)
 
 
-PROBS_RULES = (masked_row, key_grouping, scale, cap_missing, not_normalized)
+PROBS_RULES = (masked_row, key_grouping, scale, cap_missing, other_cap, not_normalized)
 CONTEXT_RULES = (value_grouping,)

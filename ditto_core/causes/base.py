@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ditto_core.sites import Tap
 
 
+LEFT = 0.1
+"""Share of the error that a candidate may leave."""
+
+
 @dataclass(frozen=True)
 class Cause:
     """A named kind of fault: ``confidence`` 0 to 1, the evidence as lines for people, and what to do next.
@@ -117,13 +121,19 @@ class Evidence:
         """Return the elements that count, flat."""
         return tensor.reshape(-1) if self.valid is None else tensor[self.valid.expand(tensor.shape)]
 
-    def explains(self, candidate: torch.Tensor | None, share: float = 0.98) -> bool:
-        """Tell whether a candidate accounts for the engine's tensor: up to the bound, or for ``share`` of the error."""
+    def explains(self, candidate: torch.Tensor | None, share: float | None = None) -> bool:
+        """Tell whether a candidate reproduces the engine's tensor.
+
+        What is left must be within the local bound, and a tenth of the error at most: a candidate that is merely nearer
+        (erf GELU for tanh GELU, no softcap for a large one) is another fault. ``share``: accounting for that share of
+        the error is enough, for candidates that name rounding, whose details differ between engines.
+        """
         if candidate is None or candidate.shape != self.actual.shape:
             return False
-        error = self.distance(candidate)
-        now = self.distance(self.expected)
-        return error <= 0.5 * now and error <= max(self.blame.bound, (1 - share) * min(now, 1.0))
+        error, now = self.distance(candidate), self.distance(self.expected)
+        if share is not None:
+            return error <= (1 - share) * min(now, 1.0)
+        return error <= min(self.blame.bound, LEFT * now)
 
     def confidence(self, candidate: torch.Tensor) -> float:
         """Return 0.99 for a candidate that leaves rounding only, 0.9 for one that leaves a little more."""

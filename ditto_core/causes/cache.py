@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 
 from ditto_core.causes.base import Cause, Evidence, first_cause
+from ditto_core.causes.generic import NARROWER
 from ditto_core.causes.heads import states
+from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import slope
 
 MOST_CODES = 256
+
+COARSE = 2.0
+"""Steps of a quantized cache that are so many times those of a fitting scale come from a wrong scale."""
 
 
 def cache(evidence: Evidence) -> Cause | None:
@@ -87,16 +92,38 @@ def past_stale(evidence: Evidence) -> Cause | None:
     ):
         line = "the last cached token is a copy of the one before it"
         return evidence.cause("stale KV cache", 0.95, [line], "run the same prompt cold, warm and without a cache")
-    for roll in range(1, past.shape[0]):
-        if close(evidence, seen, past.roll(roll, 0)):
-            line = f"row 0 reads the cache of row {(past.shape[0] - roll) % past.shape[0]}"
-            return evidence.cause(
-                "KV cache of another row", 0.97, [line], "check how cache blocks are assigned to rows"
-            )
+    order = [row_of(evidence, seen, past, row) for row in range(past.shape[0])]
+    if None not in order and order != list(range(past.shape[0])):
+        line = f"the rows read the caches of the rows {order}"
+        return evidence.cause("KV cache of another row", 0.97, [line], "check how cache blocks are assigned to rows")
     for site, other in evidence.past.items():
         if site != evidence.site and other.shape == past.shape and close(evidence, seen, other.double()):
+            same = site.partition(":")[0] == evidence.site.partition(":")[0]
+            kind: Kind = "keys and values exchanged" if same else "KV cache of another layer"
             line = f"the cached tokens are those of {site}"
-            return evidence.cause("KV cache of another layer", 0.97, [line], "check the order of the cache tensors")
+            return evidence.cause(kind, 0.97, [line], "check the order of the cache tensors")
+    return None
+
+
+def row_of(evidence: Evidence, seen: torch.Tensor, past: torch.Tensor, row: int) -> int | None:
+    """Return the row of the cache that a row of the batch reads, itself if it does; None when it is none."""
+    real = evidence.inputs["attention_mask"][row, : past.shape[2]].bool()
+    part = seen[row][:, real]
+    errors = (past[:, :, real] - part).flatten(1).norm(dim=1)
+    best = row if errors[row] == errors.min() else int(errors.argmin())
+    return best if float(errors[best]) <= max(evidence.blame.bound, 1e-6) * float(part.norm()) else None
+
+
+def past_cast(evidence: Evidence) -> Cause | None:
+    """The past comes back rounded to a narrower format."""
+    past = before(evidence)
+    assert past is not None
+    seen = evidence.actual[:, :, : past.shape[2]]
+    for name in NARROWER.get(evidence.dtype, ()):
+        rounded = past.float().to(getattr(torch, name)).double()
+        if torch.equal(real(evidence, seen), real(evidence, rounded)):
+            line = f"cached tokens come back rounded to {name}, new ones are right"
+            return evidence.cause("narrow cast", 0.97, [line], "compare the dtype of the KV cache on both sides")
     return None
 
 
@@ -117,9 +144,11 @@ def quantized(evidence: Evidence) -> Cause | None:
             continue
         lines = [f"{name} values are multiples of {grid:.4g}: the cache uses {codes} of 256 codes"]
         lines.append(f"largest value {peak:.4g}; int8 with a fitting scale would use steps of {peak / 127:.2g}")
-        return evidence.cause(
-            "quantized KV cache scale", 0.95, lines, "calibrate the scale of the KV cache; 1.0 is a default"
+        kind: Kind = "quantized KV cache scale" if grid > COARSE * peak / 127 else "quantized KV cache"
+        step = (
+            "calibrate the scale of the KV cache; 1.0 is a default" if kind.endswith("scale") else "nothing, if meant"
         )
+        return evidence.cause(kind, 0.95, lines, step)
     return None
 
 
@@ -130,8 +159,10 @@ def step_of(tensor: torch.Tensor) -> float | None:
     if len(values) < 2 or len(values) > MOST_CODES:
         return None
     grid = float(torch.cat([values[:1], values.diff()]).min())
+    if not grid or float(values[-1]) > MOST_CODES * grid:
+        return None  # values of a float format are multiples of its smallest one too
     ratio = values / grid
-    return grid if grid and float((ratio - ratio.round()).abs().max()) < 1e-2 else None
+    return grid if float((ratio - ratio.round()).abs().max()) < 1e-2 else None
 
 
 def new_stale(evidence: Evidence) -> Cause | None:
@@ -153,12 +184,12 @@ def new_scaled(evidence: Evidence) -> Cause | None:
         return None
     new = evidence.actual[:, :, -x.shape[2] :]
     factor = slope(new, x)
-    if abs(factor - 1) < 1e-4 or float((new - x * factor).norm()) > 1e-5 * float(new.norm()):
+    if factor <= 0 or abs(factor - 1) < 1e-4 or float((new - x * factor).norm()) > 1e-5 * float(new.norm()):
         return None
     line = f"new values = {factor:.6g} x those of the projection"
     return evidence.cause("KV cache scale", 0.95, [line], "check the scale of the KV cache (write and read must agree)")
 
 
-PAST_RULES = (past_scaled, past_lost, past_stale)
+PAST_RULES = (past_scaled, past_lost, past_cast, past_stale)
 NEW_RULES = (new_stale, quantized, new_scaled)
 RULES = (past_changed, *NEW_RULES)

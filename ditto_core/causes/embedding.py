@@ -67,24 +67,28 @@ def describe_ids(evidence: Evidence, ids: torch.Tensor, found: torch.Tensor, wro
     """Name the pattern of wrong ids."""
     row, column = (int(i) for i in wrong.nonzero()[0])
     first = f"row {row}, token {column}: id {int(ids[row, column])} was looked up as {int(found[row, column])}"
+    valid = valid_tokens(evidence, ids)
     words = ids.reshape(-1).contiguous().view(torch.int32)[: ids.numel()].reshape(ids.shape)
-    if torch.equal(words.long()[wrong], found[wrong]):
+    if torch.equal(words.long()[valid], found[valid]):
         line = "the ids are the 32-bit halves of the 64-bit ids: every second one is 0"
         return evidence.cause(
             "int64 read as int32", 0.99, [line, first], "bind the input in the dtype the engine wants"
         )
     for bits in (32, 16, 8):
-        if torch.equal(cut_ids(evidence, ids, bits)[wrong], found[wrong]):
+        if torch.equal(cut_ids(evidence, ids, bits)[valid], found[valid]):
             line = f"the ids are cut to {bits} bits"
             return evidence.cause("ids truncated", 0.98, [line, first], "keep token ids in a wider integer")
     if positional(evidence):
         return positions(evidence, ids, found, wrong, first)
-    shift = torch.unique((found - ids)[wrong])
+    shift = torch.unique((found - ids)[valid])
     if len(shift) == 1:
-        line = f"every wrong id is off by {int(shift):+d}"
+        line = f"every id is off by {int(shift):+d}"
         return evidence.cause("ids shifted", 0.95, [line, first], "check the first id of the engine's table")
-    if len(torch.unique(found[wrong])) == 1:
-        line = f"{int(wrong.sum())} ids became {int(found[wrong][0])}"
+    bound = int(ids[wrong].min())
+    if torch.equal(wrong[valid], (ids >= bound)[valid]) and len(torch.unique(ids[wrong])) > 1 == len(
+        torch.unique(found[wrong])
+    ):
+        line = f"{int(wrong.sum())} ids from {bound} on became {int(found[wrong][0])}"
         return evidence.cause("ids replaced", 0.9, [line, first], "check the size of the engine's vocabulary")
     line = f"{int(wrong.sum())} of {wrong.numel()} tokens were looked up under other ids"
     return evidence.cause("other ids", 0.85, [line, first], "compare the inputs before the first layer")
@@ -105,12 +109,17 @@ def positions(
     length = ids.shape[1]
     plain = torch.arange(evidence.past_length, mask.shape[1]).expand_as(found)[:, -length:]
     padded = ~mask.bool().all(1)
-    if padded.any() and torch.equal(found[wrong], plain[wrong]):
+    valid = valid_tokens(evidence, ids)
+    if padded.any() and torch.equal(found[valid], plain[valid]):
         line = f"positions count padding: only padded rows {padded.nonzero().flatten().tolist()} are wrong"
         return evidence.cause(
             "padding positions", 0.98, [line, first], "pass position_ids made from the attention mask"
         )
-    shift = torch.unique((found - ids)[wrong])
+    last = int(found[valid].max())
+    if ids[valid].numel() > 1 and last > 0 and torch.equal(ids[valid].clamp(max=last), found[valid]):
+        line = f"positions end at {last}: all later tokens have that one"
+        return evidence.cause("positions bounded", 0.95, [line, first], "compare the longest position on both sides")
+    shift = torch.unique((found - ids)[valid])
     if len(shift) != 1:
         return None
     line = f"every position is off by {int(shift):+d}"

@@ -8,6 +8,13 @@ from ditto_core.causes.base import Cause, Evidence
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import slope
 
+NARROWER = {
+    "float32": ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"),
+    "float16": ("float8_e4m3fn", "float8_e5m2", "bfloat16"),
+    "bfloat16": ("float8_e4m3fn", "float8_e5m2"),
+}
+"""Formats that hold fewer values than an engine's dtype, the narrowest first."""
+
 
 def residual(evidence: Evidence) -> Cause | None:
     """A sum of two captured tensors in which one has another weight than 1."""
@@ -65,17 +72,16 @@ def saturated(evidence: Evidence) -> Cause | None:
     low, high = float(actual.min()), float(actual.max())
     if low == high:
         return None
-    cut_high, cut_low = int((expected > high).sum()), int((expected < low).sum())
+    room = evidence.blame.bound * max(abs(low), abs(high))
+    cut_high, cut_low = int((expected > high + room).sum()), int((expected < low - room).sum())
     candidate = evidence.expected.clamp(low, high)
     at_high, at_low = int((actual == high).sum()), int((actual == low).sum())
+    cut = " and ".join([f"above {high:.6g}"] * bool(cut_high) + [f"below {low:.6g}"] * bool(cut_low))
     shared = (cut_high == 0 or at_high >= cut_high) and (cut_low == 0 or at_low >= cut_low)
     if cut_high + cut_low == 0 or not shared or not evidence.explains(candidate):
         return None
     peak = float(expected.abs().max())
-    line = (
-        f"{cut_high + cut_low} of {len(actual)} values are cut to [{low:.6g}, {high:.6g}]; "
-        f"the largest should be {peak:.4g}"
-    )
+    line = f"{cut_high + cut_low} of {len(actual)} values are cut off {cut}; the largest magnitude should be {peak:.4g}"
     return evidence.cause(
         "saturation", evidence.confidence(candidate), [line], "calibrate with representative inputs, or widen the cast"
     )
@@ -83,23 +89,32 @@ def saturated(evidence: Evidence) -> Cause | None:
 
 def narrow_format(evidence: Evidence) -> Cause | None:
     """Every value is one that a narrower format holds: it was cast on the way."""
-    if evidence.dtype != "float32":
-        return None
     actual = evidence.chosen(evidence.actual)
-    if len(actual) < 64 or not torch.isfinite(actual).all():
+    if len(actual) < 64 or not torch.isfinite(actual).all() or bool((actual == actual.round()).all()):
         return None
-    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
-        held = actual.to(dtype).double() == actual
-        if (
-            bool(held.all())
-            and not bool((actual == actual.round()).all())
-            and evidence.explains(evidence.expected.to(dtype).double(), share=0.3)
-        ):
-            line = f"every value is one that {name} holds: the tensor was cast to {name} and back"
+    for name in NARROWER.get(evidence.dtype, ()):
+        how = cast_to(evidence, getattr(torch, name))
+        if how:
+            line = f"every value is one that {name} holds: the tensor was {how} {name} and back"
             return evidence.cause(
                 "narrow cast", 0.95, [line], "look for a cast in the engine's graph, or a precision flag"
             )
     return None
+
+
+def cast_to(evidence: Evidence, dtype: torch.dtype) -> str:
+    """Say how the right values become the engine's, all of which ``dtype`` holds; an empty string if they do not."""
+    actual, expected = evidence.actual.float(), evidence.expected.float()
+    held = evidence.chosen(actual.to(dtype).float() == actual)
+    if not bool(held.all()):
+        return ""
+    nearest = expected.to(dtype).double()
+    if evidence.explains(nearest, share=0.3):
+        return "cast to"
+    # the neighbour of a value towards zero is between 0.5 and 1 epsilons of it away, relatively
+    inward = (nearest * (1 - 0.6 * torch.finfo(dtype).eps)).float().to(dtype).double()
+    beyond = nearest.abs() > expected.double().abs()
+    return "cut to" if evidence.explains(torch.where(beyond, inward, nearest), share=0.3) else ""
 
 
 def constant_factor(evidence: Evidence) -> Cause | None:

@@ -27,7 +27,7 @@ def states(evidence: Evidence) -> torch.Tensor | None:
 def broadcast_heads(evidence: Evidence) -> Cause | None:
     """The right heads in the wrong order."""
     order = match_heads(evidence.actual, evidence.expected)
-    if order is None or torch.equal(order, torch.arange(len(order))):
+    if order is None or not is_reordering(order):
         return None
     if not evidence.explains(evidence.expected[:, order]):
         return None
@@ -41,3 +41,9 @@ def match_heads(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | 
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         return None
     return torch.cdist(a, b).argmin(1)
+
+
+def is_reordering(order: torch.Tensor) -> bool:
+    """Tell whether ``order`` [n] has every index once, and not in its own place."""
+    own = torch.arange(len(order))
+    return not torch.equal(order, own) and torch.equal(order.sort().values, own)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
 from ditto_core.causes.kinds import Kind
-from ditto_core.causes.rounding import QUANTIZERS, round_bits
+from ditto_core.causes.rounding import QUANTIZERS, narrow_sums, round_bits
 
 LARGEST_PERMUTATION = 8192
 """Output channels up to which a permutation is searched (memory grows with the square)."""
@@ -58,13 +58,18 @@ def not_finite(evidence: Evidence) -> Cause | None:
     """Output channels that are NaN or Inf for every token come from the weights."""
     bad = ~torch.isfinite(rows(evidence, evidence.actual))
     x = layer_input(evidence)
-    if not bad.any() or x is None or not torch.isfinite(x).all():
+    if len(bad) < 2 or not bad.any() or x is None or not torch.isfinite(x).all() or beyond_range(evidence):
         return None
     always, ever = bad.all(0), bad.any(0)
     if not always.any() or not torch.equal(always, ever):
         return None
     text = f"{int(always.sum())} of {len(always)} output channels are NaN or Inf for every token, the input is finite"
     return evidence.cause("weights not finite", 0.97, [text], "look for NaN in the engine's copy of the weight")
+
+
+def beyond_range(evidence: Evidence) -> bool:
+    """Tell whether the right output does not fit the engine's dtype: then finite weights give Inf."""
+    return evidence.metrics.max_expected > torch.finfo(getattr(torch, evidence.dtype)).max
 
 
 def zeroed(evidence: Evidence) -> Cause | None:
@@ -193,7 +198,13 @@ def reduced_precision(evidence: Evidence) -> Cause | None:
         candidate = apply(evidence, round_bits(weight, bits), round_bits(x, bits))
         if evidence.explains(candidate, share=0.7):
             line = f"rounding both factors to {name} accounts for the error of {evidence.blame.local:.1e}"
-            step = "set NVIDIA_TF32_OVERRIDE=0, or the builder's TF32 flag off" if bits == 10 else "compute in float32"
+            if bits == 10:
+                line += "; float16 rounds to as many"
+            step = (
+                "set NVIDIA_TF32_OVERRIDE=0 or the builder's TF32 flag off, and look for casts to float16"
+                if bits == 10
+                else "compute in float32"
+            )
             return evidence.cause(kind, 0.95, [line], step)
     return None
 
@@ -207,39 +218,35 @@ def some_rows(evidence: Evidence) -> Cause | None:
     others = float((actual - expected)[:, ~bad].norm() / expected[:, ~bad].norm().clamp(min=1e-30))
     if not 0 < count <= len(bad) // 4 or others > evidence.blame.bound:
         return None
+    wrong = (actual - expected)[:, bad]
+    if len(wrong) < 2 or float((wrong - wrong.mean(0)).norm()) < 0.01 * float(wrong.norm()):
+        return None  # what does not depend on the input is no product with a weight
     where = bad.nonzero().flatten().tolist()
+    how = "zero" if not actual[:, bad].any() else "wrong"
     lines = [
-        f"{count} of {len(bad)} output channels are wrong: {where[:8]}{' …' if count > 8 else ''}; the others are exact"
+        f"{count} of {len(bad)} output channels are {how}: {where[:8]}{' …' if count > 8 else ''}; the others are exact"
     ]
     lines.append(f"largest error in channel {int(error.argmax())}: {float(error.max()):.1e}")
     return evidence.cause("weight rows changed", 0.7, lines, "compare these rows of the weight with the checkpoint")
 
 
 def low_accumulation(evidence: Evidence) -> Cause | None:
-    """Rounding noise well above the floor, on a sum of many products: the accumulator is too narrow."""
+    """Summing in the engine's dtype, so many products at a time, reproduces the output."""
     weight, x = weight_of(evidence.module), layer_input(evidence)
     assert weight is not None
     assert x is not None
-    if evidence.dtype == "float32" or not evidence.distance(evidence.expected) <= 0.05:
+    if evidence.dtype not in ("float16", "bfloat16") or not evidence.distance(evidence.expected) <= 0.05:
         return None
-    terms = x.abs() @ weight.abs().T
-    error = (evidence.actual - evidence.expected).abs()
-    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[evidence.dtype]
-    share = float((rows(evidence, error) / rows(evidence, terms).clamp(min=1e-30)).max())
-    bias = abs(float(rows(evidence, evidence.actual - evidence.expected).mean()))
-    spread = float(rows(evidence, error).mean())
-    if share > unit * weight.shape[1] ** 0.5 or bias > 0.2 * spread:
-        return None
-    line = (
-        f"unbiased error of {evidence.blame.local:.1e}, {evidence.blame.local / evidence.blame.floor:.1f} x that of "
-        f"{evidence.dtype} with a float32 accumulator, over sums of {weight.shape[1]} products"
-    )
-    return evidence.cause(
-        "narrow accumulation",
-        0.6,
-        [line],
-        "accumulate in float32 (strongly typed network, or cast around it)",
-    )
+    for chunk, candidate in narrow_sums(x, weight, getattr(torch, evidence.dtype)):
+        bias = bias_of(evidence.module)
+        if evidence.explains(candidate + (0 if bias is None else bias), share=0.6):
+            line = (
+                f"rounding the sum to {evidence.dtype} after every {chunk} of {weight.shape[1]} products accounts for "
+                f"the error of {evidence.blame.local:.1e}"
+            )
+            step = "accumulate in float32 (strongly typed network, or cast around it)"
+            return evidence.cause("narrow accumulation", 0.9, [line], step)
+    return None
 
 
 def rows(evidence: Evidence, tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ditto_core.causes.attention import capped, core, scaling, scores
 from ditto_core.causes.base import Cause, Evidence, signed
 from ditto_core.causes.kinds import Kind
 
@@ -45,7 +46,21 @@ def mask(evidence: Evidence) -> Cause | None:
     view = view_of(evidence)
     if view is None or not (view.extra.any() or view.lost.any()):
         return None
+    if evidence.port == "probs" and not evidence.explains(over_seen(evidence, view)):
+        return None
     return name_pattern(evidence, view)
+
+
+def over_seen(evidence: Evidence, view: View) -> torch.Tensor | None:
+    """Return the probabilities over just the keys that the engine sees.
+
+    A mask that is too weak lets every key through, and one that is right hides keys whose probability is cut to zero:
+    neither is these.
+    """
+    if core(evidence) is None:
+        return None
+    logits = capped(evidence, scores(evidence) * scaling(evidence))
+    return logits.masked_fill(~view.seen[:, None], float("-inf")).softmax(-1).nan_to_num(0.0)
 
 
 def view_of(evidence: Evidence) -> View | None:
@@ -57,7 +72,7 @@ def view_of(evidence: Evidence) -> View | None:
     if torch.isnan(evidence.actual).any() or (evidence.port == "probs" and not are_probabilities(evidence)):
         return None
     if evidence.port == "in.attention_mask":
-        seen, wanted = evidence.actual >= 0, evidence.expected >= 0
+        seen, wanted = seen_through(evidence.actual), evidence.expected >= 0
     elif evidence.port == "probs":
         seen, wanted = evidence.actual > 0, evidence.expected > 0
     else:
@@ -66,6 +81,12 @@ def view_of(evidence: Evidence) -> View | None:
     distance = torch.arange(total)[None] - torch.arange(total - length, total)[:, None]
     seen, wanted = (part.any(1).expand(whole.shape[0], length, total) for part in (seen, wanted))
     return View(seen, wanted, distance, whole.bool(), whole[:, -length:].bool(), total - length)
+
+
+def seen_through(mask: torch.Tensor) -> torch.Tensor:
+    """Tell which keys an additive mask lets through: where it adds much to some of them, those alone."""
+    top = mask.amax(-1, keepdim=True).clamp(min=0)
+    return mask >= torch.where(top > 1, top, 0)
 
 
 def are_probabilities(evidence: Evidence) -> bool:
@@ -101,6 +122,31 @@ def anchor(evidence: Evidence, view: View) -> Found:
     return "mask anchor", f"a query at row i sees keys 0..i only, without the {view.past} cached ones before it"
 
 
+def inverted(evidence: Evidence, view: View) -> Found:
+    """What should be hidden is seen, and the other way round."""
+    real = view.rows[..., None]
+    if not view.lost.any() or not view.extra.any():
+        return None
+    causal = (view.distance <= 0)[None]
+    if not bool(view.keys.all()) and agrees(view, causal & ~view.keys[:, None]):
+        return "mask inverted", "queries see padding and no real token"
+    # a query from which nothing is to be hidden is left as it is by an additive mask
+    partial = real & ~view.wanted.all(-1, keepdim=True)
+    if torch.equal(view.seen & partial, ~view.wanted & partial):
+        return "mask inverted", "queries see the keys that they should not, and not those that they should"
+    return None
+
+
+def other_rows(evidence: Evidence, view: View) -> Found:
+    """Rows of the batch have the padding of other rows."""
+    causal = (view.distance <= 0)[None]
+    for shift in range(1, len(view.keys)):
+        keys = view.keys.roll(shift, 0)
+        if not torch.equal(keys, view.keys) and agrees(view, causal & keys[:, None]):
+            return "rows displaced", f"each row has the padding of the row {shift} before it"
+    return None
+
+
 def padding(evidence: Evidence, view: View) -> Found:
     """Padding keys are seen."""
     extra, lost = view.extra, view.lost
@@ -114,8 +160,10 @@ def padding(evidence: Evidence, view: View) -> Found:
 def blind_rows(evidence: Evidence, view: View) -> Found:
     """Queries that see nothing."""
     blind = ~view.seen.any(-1) & view.rows & view.wanted.any(-1)
-    if not blind.any():
+    if not blind.any() or view.extra.any() or bool((view.lost & ~blind[..., None]).any()):
         return None
+    if evidence.port == "probs" and torch.equal(blind, view.rows):
+        return None  # nothing comes out at all
     row, query = (int(i) for i in blind.nonzero()[0])
     return "fully masked row", f"{int(blind.sum())} queries see no key at all, the first is row {row}, query {query}"
 
@@ -129,6 +177,12 @@ def off_by_one(evidence: Evidence, view: View) -> Found:
         return "mask off by one", "each query sees the token after it"
     if not extra.any() and torch.equal(lost, diagonal & view.wanted):
         return "mask off by one", "no query sees itself"
+    if view.seen.shape[1] == 1:
+        return None
+    for ahead in (a for a in range(2 - view.seen.shape[1], view.seen.shape[1] - 1) if a not in (-1, 0, 1)):
+        if agrees(view, (view.distance <= ahead)[None] & view.keys[:, None]):
+            what = f"{ahead} tokens after it" if ahead > 0 else f"only tokens at least {-ahead} before it"
+            return "mask shifted", f"each query sees {what}"
     return None
 
 
@@ -136,8 +190,8 @@ def window(evidence: Evidence, view: View) -> Found:
     """The sliding window is ignored, or has another size."""
     extra, lost = view.extra, view.lost
     size = getattr(evidence.config, "sliding_window", None)
-    if not size:
-        return None
+    if not size or not torch.equal(view.wanted & view.rows[..., None], inside(view, size) & view.rows[..., None]):
+        return None  # a layer without a window, or with another mask than the window's
     causal = (view.distance <= 0) & view.keys[:, None]
     if extra.any() and not lost.any() and agrees(view, causal):
         first = int((extra.any(-1) | torch.zeros_like(view.rows)).nonzero()[0][1]) + view.past
@@ -147,6 +201,11 @@ def window(evidence: Evidence, view: View) -> Found:
     if not agrees(view, causal & (view.distance > -other)):
         return None
     return "sliding window size", f"the engine's window is {other} tokens, config.sliding_window = {size}"
+
+
+def inside(view: View, size: int) -> torch.Tensor:
+    """Return which keys a causal mask with a window of ``size`` tokens shows."""
+    return ((view.distance <= 0) & (view.distance > -size))[None] & view.keys[:, None]
 
 
 def not_causal(evidence: Evidence, view: View) -> Found:
@@ -165,4 +224,13 @@ def agrees(view: View, pattern: torch.Tensor) -> bool:
     return torch.equal(view.seen & rows, pattern.expand_as(view.seen) & rows)
 
 
-RULES: tuple[Callable[[Evidence, View], Found], ...] = (anchor, padding, off_by_one, blind_rows, window, not_causal)
+RULES: tuple[Callable[[Evidence, View], Found], ...] = (
+    anchor,
+    inverted,
+    other_rows,
+    padding,
+    off_by_one,
+    blind_rows,
+    window,
+    not_causal,
+)

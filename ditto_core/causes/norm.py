@@ -107,10 +107,29 @@ def epsilon(evidence: Evidence) -> Cause | None:
         return None
     other = max(other, 0.0)
     candidate = base * weight / (variance.unsqueeze(-1) + other).sqrt() + bias
-    if not evidence.explains(candidate, share=0.9):
+    if not evidence.explains(candidate) or evidence.explains(by_factor(evidence)[1]):
         return None
     text = "0 (it is missing)" if other < 0.05 * eps else f"about {other:.2g}"
     line = f"an epsilon of {text} explains the output; the model has {eps:.2g}"
+    return evidence.cause("norm epsilon", evidence.confidence(candidate), [line], "compare the epsilon in the engine")
+
+
+def outside(evidence: Evidence) -> Cause | None:
+    """One epsilon, added to the root of the mean square rather than under it, explains every token."""
+    x, weight, bias, eps = parts(evidence)
+    base = x - x.mean(-1, keepdim=True) if centred(evidence) else x
+    z = base * (weight + offset(evidence))
+    size = base.square().mean(-1, keepdim=True).sqrt()
+    inverse = (evidence.actual - bias).mul(z).sum(-1, keepdim=True) / z.square().sum(-1, keepdim=True).clamp(min=1e-300)
+    found, sizes = rows(evidence, inverse.clamp(min=1e-300).reciprocal() - size), rows(evidence, size)
+    weights = sizes.clamp(min=1e-300) ** -2
+    other = float((found * weights).sum() / weights.sum())
+    candidate = z / (size + other) + bias
+    if other <= 0 or not evidence.explains(candidate) or evidence.explains(by_factor(evidence)[1]):
+        return None
+    line = (
+        f"an epsilon of about {other:.2g} added outside the root explains the output; the model adds {eps:.2g} under it"
+    )
     return evidence.cause("norm epsilon", evidence.confidence(candidate), [line], "compare the epsilon in the engine")
 
 
@@ -137,17 +156,28 @@ def variant(evidence: Evidence) -> Cause | None:
     return None
 
 
-def scaled(evidence: Evidence) -> Cause | None:
-    """The weight is multiplied by a constant."""
+def by_factor(evidence: Evidence) -> tuple[float, torch.Tensor]:
+    """Return the factor that fits best, and what the module's output times it is."""
     bias = parts(evidence)[2]
     base = evidence.expected - bias
     factor = slope(rows(evidence, evidence.actual - bias), rows(evidence, base))
-    candidate = base * factor + bias
+    return factor, base * factor + bias
+
+
+def scaled(evidence: Evidence) -> Cause | None:
+    """The weight is multiplied by a constant; where all tokens are of one size, a small one may be an epsilon."""
+    factor, candidate = by_factor(evidence)
     if not evidence.explains(candidate):
         return None
-    line = f"output = {factor:.6g} x expected, {evidence.distance(candidate):.1e} is left after that"
+    sizes = rows(evidence, parts(evidence)[0]).square().mean(-1)
+    if 0.9 < factor < 1.1 and float(sizes.max() / sizes.min().clamp(min=1e-300)) < 1.1:
+        return None
+    lines = [f"output = {factor:.6g} x expected, {evidence.distance(candidate):.1e} is left after that"]
+    width = evidence.actual.shape[-1]
+    if abs(factor * width**0.5 - 1) < 1e-3:
+        lines.append(f"that is 1 / sqrt({width}): a sum of squares in place of their mean gives it too")
     kind: Kind = "weight scaled" if factor else "weights zeroed"
-    return evidence.cause(kind, evidence.confidence(candidate), [line], "compare the norm's weight")
+    return evidence.cause(kind, evidence.confidence(candidate), lines, "compare the norm's weight")
 
 
 def other_weight(evidence: Evidence) -> Cause | None:
@@ -166,4 +196,4 @@ def other_weight(evidence: Evidence) -> Cause | None:
     return None
 
 
-RULES = (overflow, variant, scaled, epsilon, other_weight)
+RULES = (overflow, variant, scaled, epsilon, outside, other_weight)

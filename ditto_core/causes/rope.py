@@ -12,6 +12,12 @@ from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
 from ditto_core.causes.heads import broadcast_heads, states
 from ditto_core.causes.kinds import Kind
 
+FARTHEST = 64
+"""Offset of the positions up to which it is searched."""
+
+LONGEST = 4096
+"""Tokens before the last among which the end of the positions is searched."""
+
 BASES = (1e3, 1e4, 1e5, 5e5, 1e6, 1e7)
 
 
@@ -70,13 +76,33 @@ def frequencies(evidence: Evidence) -> Cause | None:
     if own is None or len(own) != half or bool((engine <= 0).any()):
         return None
     ratio = engine / own
-    if float((ratio - 1).abs().max()) < 1e-5 or not evidence.explains(table(evidence, engine), share=0.7):
+    if float((ratio - 1).abs().max()) < 1e-5:
+        return None
+    rounded = cast_frequencies(evidence, own)
+    if rounded is not None:
+        return rounded
+    if not evidence.explains(table(evidence, engine)):
         return None
     return describe(evidence, engine, own, ratio)
 
 
+def cast_frequencies(evidence: Evidence, own: torch.Tensor) -> Cause | None:
+    """The model's frequencies, rounded to a narrower format, as casting the whole model does with its buffers."""
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        candidate = table(evidence, own.to(dtype).double())
+        if evidence.explains(candidate):
+            line = f"the rotary frequencies are those of the model, rounded to {name}"
+            step = "keep inv_freq in float32 when the model is cast"
+            return evidence.cause("narrow cast", evidence.confidence(candidate), [line], step)
+    return None
+
+
 def own_frequencies(evidence: Evidence) -> torch.Tensor | None:
-    """Return the model's frequencies [dim / 2], radians a token: the angles of its own table at position 1."""
+    """Return the model's frequencies [dim / 2], radians a token: its buffer, or where its table is made otherwise
+    (scaling that depends on the length), the angles of the table at position 1."""
+    inverse = parameter(evidence.module, own_name(evidence))
+    if inverse is not None and evidence.distance_between(table(evidence, inverse), evidence.expected) <= 1e-6:
+        return inverse
     place = position_one(evidence)
     expected = evidence.expected[place][: evidence.expected.shape[-1] // 2] if place is not None else None
     scale = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
@@ -98,21 +124,20 @@ def position_one(evidence: Evidence) -> tuple[int, int] | None:
 def describe(evidence: Evidence, engine: torch.Tensor, own: torch.Tensor, ratio: torch.Tensor) -> Cause | None:
     """Name what relates two sets of frequencies."""
     where = "error 0 at position 0, growing with the position"
-    parameters = (
-        getattr(evidence.config, "rope_parameters", None) or getattr(evidence.config, "rope_scaling", None) or {}
-    )
-    theta = flat(parameters).get("rope_theta") or getattr(evidence.config, "rope_theta", None) or 1e4
+    parameters = own_parameters(evidence)
+    theta = parameters.get("rope_theta") or getattr(evidence.config, "rope_theta", None) or 1e4
     exponents = torch.arange(len(own), dtype=torch.float64) / len(own)
     fitted = fit_base(engine, exponents)
-    if fitted is not None and is_base(fitted, theta) and not is_base(fit_base(own, exponents), theta):
-        kind = str(flat(parameters).get("rope_type", "scaling"))
+    unscaled = table(evidence, torch.tensor(theta, dtype=torch.float64) ** -exponents)
+    if evidence.explains(unscaled) and not is_base(fit_base(own, exponents), theta):
+        kind = str(parameters.get("rope_type", "scaling"))
         line = f"the engine's frequencies are the unscaled ones of base {theta:g}; the model applies {kind!r} scaling"
         return evidence.cause("RoPE scaling ignored", 0.98, [line, where], "export rope_scaling, or compare its values")
-    if float((ratio / ratio.mean() - 1).abs().max()) < min(1e-3, 0.1 * abs(float(ratio.mean()) - 1)):
+    if evidence.explains(table(evidence, own * ratio.mean())):
         factor = 1 / float(ratio.mean())
         line = f"all frequencies are divided by {factor:.6g}"
         return evidence.cause("RoPE scaling factor", 0.97, [line, where], "compare rope_scaling's factor on both sides")
-    if fitted is not None:
+    if fitted is not None and evidence.explains(table(evidence, fitted**-exponents)):
         near = min(BASES, key=lambda base: abs(math.log(base / fitted)))
         shown = near if abs(near / fitted - 1) < 0.02 and near != theta else fitted
         line = f"the engine's frequencies have the base {shown:.6g}, the model's {theta:g}"
@@ -130,10 +155,13 @@ def is_base(fitted: float | None, theta: float) -> bool:
     return fitted is not None and abs(fitted / theta - 1) < 1e-3
 
 
-def flat(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first set of parameters where there is one a layer type."""
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return nested[0] if nested else parameters
+def own_parameters(evidence: Evidence) -> Mapping[str, Any]:
+    """Return the site's rotary parameters; where there is a set a layer type, the call's text chooses."""
+    config = evidence.config
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = {name: value for name, value in found.items() if isinstance(value, dict)}
+    word = evidence.site.partition(":")[0].partition("@")[2]
+    return nested.get(word) or next(iter(nested.values()), found)
 
 
 def fit_base(frequency: torch.Tensor, exponents: torch.Tensor) -> float | None:
@@ -143,6 +171,18 @@ def fit_base(frequency: torch.Tensor, exponents: torch.Tensor) -> float | None:
     if float((logs - slope * exponents).abs().max()) > 2e-3:
         return None
     return math.exp(-slope)
+
+
+def exchanged(evidence: Evidence) -> Cause | None:
+    """Cosines where sines should be, and the other way round."""
+    inverse, positions = parameter(evidence.module, own_name(evidence)), evidence.inputs.get("position_ids")
+    if inverse is None or positions is None:
+        return None
+    other = table(evidence, inverse, sine=evidence.port != "out.1")
+    if not evidence.explains(other):
+        return None
+    step = "compare the order of cosine and sine on both sides"
+    return evidence.cause("RoPE direction", evidence.confidence(other), ["cosine and sine are exchanged"], step)
 
 
 def shifted(evidence: Evidence) -> Cause | None:
@@ -157,20 +197,40 @@ def shifted(evidence: Evidence) -> Cause | None:
         bad = (~mask.bool().all(1)).nonzero().flatten().tolist()
         line = f"positions count padding: only the padded rows {bad} are wrong"
         return evidence.cause("padding positions", 0.97, [line], "pass position_ids made from the attention mask")
-    for offset in (-2, -1, 1, 2, -evidence.past_length):
+    for offset in (-evidence.past_length, *sorted(range(-FARTHEST, FARTHEST + 1), key=abs)):
         if offset and evidence.explains(table(evidence, inverse, (positions + offset).clamp(min=0))):
             line = f"every position is off by {offset:+d}"
             return evidence.cause("positions shifted", 0.97, [line], "check where the engine starts to count")
+    return bounded(evidence, inverse, positions)
+
+
+def bounded(evidence: Evidence, inverse: torch.Tensor, positions: torch.Tensor) -> Cause | None:
+    """Positions end before the last token's."""
+    real = positions[evidence.inputs["attention_mask"].bool()[:, -positions.shape[1] :]]
+    for last in range(max(int(real.min()) + 1, int(real.max()) - LONGEST), int(real.max())):
+        if evidence.explains(table(evidence, inverse, positions.clamp(max=last))):
+            line = f"positions end at {last}: all later tokens have that one"
+            return evidence.cause("positions bounded", 0.95, [line], "compare the longest position on both sides")
     return None
 
 
-def table(evidence: Evidence, frequency: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-    """Return a cosine or sine table of frequencies [dim / 2], at the step's positions or at others."""
+def table(
+    evidence: Evidence,
+    frequency: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    sine: bool | None = None,
+) -> torch.Tensor:
+    """Return a cosine or sine table of frequencies [dim / 2], at the step's positions or at others.
+
+    ``sine`` None: whichever the site is.
+    """
     where = evidence.inputs["position_ids"] if positions is None else positions
     angles = where.double()[..., None] * frequency
     both = torch.cat([angles, angles], -1)
     scale = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
-    return (both.sin() if evidence.port == "out.1" else both.cos()) * scale
+    wanted = evidence.port == "out.1" if sine is None else sine
+    return (both.sin() if wanted else both.cos()) * scale
 
 
 def rotation(evidence: Evidence) -> Cause | None:
@@ -218,5 +278,5 @@ def head_order(evidence: Evidence) -> Cause | None:
     return broadcast_heads(evidence)
 
 
-TABLE_RULES = (amplitude, shifted, frequencies)
+TABLE_RULES = (amplitude, exchanged, shifted, frequencies)
 ROTATION_RULES = (rotation, head_order)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+
+CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+"""Products that a kernel may sum before it rounds the sum."""
+
+LARGEST_SUM = 1 << 30
+"""Roundings up to which a sum is computed again."""
 
 Quantizer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -45,6 +51,32 @@ def affine(tensor: torch.Tensor, bits: int = 8) -> torch.Tensor:
     return result
 
 
+def affine_rows(tensor: torch.Tensor, bits: int, *, group: int = 0) -> torch.Tensor:
+    """Round to unsigned integers with one scale and zero point a row, or a group of a row."""
+    if group and tensor.shape[-1] % group:
+        return tensor
+    flat = tensor.reshape(-1, group) if group else tensor
+    low, high = flat.amin(-1, keepdim=True).clamp(max=0), flat.amax(-1, keepdim=True).clamp(min=0)
+    scale = ((high - low) / (2**bits - 1)).clamp(min=1e-30)
+    zero = (-low / scale).round()
+    codes = (flat / scale + zero).round().clamp(0, 2**bits - 1)
+    result: torch.Tensor = (codes - zero) * scale
+    return result.reshape(tensor.shape)
+
+
+def narrow_sums(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield how many products are summed before the sum is rounded to ``dtype``, and x W^T [..., out] in float64."""
+    for chunk in CHUNKS:
+        parts = range(0, weight.shape[1], chunk)
+        total = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=torch.float64)
+        if total.numel() * len(parts) > LARGEST_SUM:
+            continue
+        for start in parts:
+            part = x[..., start : start + chunk] @ weight[:, start : start + chunk].T
+            total = (total + part).to(dtype).double()
+        yield chunk, total
+
+
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Round to a torch dtype."""
     return tensor.to(dtype).to(tensor.dtype)
@@ -57,6 +89,11 @@ QUANTIZERS: tuple[tuple[str, Quantizer | None, Quantizer | None], ...] = (
     ("int4 weights, groups of 64", partial(integers, bits=4, group=64), None),
     ("int4 weights, groups of 128", partial(integers, bits=4, group=128), None),
     ("int4 weights, one scale a channel", partial(integers, bits=4), None),
+    ("int8 weights, groups of 32", partial(integers, bits=8, group=32), None),
+    ("int8 weights, one scale and zero point a channel", partial(affine_rows, bits=8), None),
+    ("int4 weights with zero points, groups of 32", partial(affine_rows, bits=4, group=32), None),
+    ("int4 weights with zero points, groups of 64", partial(affine_rows, bits=4, group=64), None),
+    ("int4 weights with zero points, groups of 128", partial(affine_rows, bits=4, group=128), None),
     ("float8 e4m3 weights", partial(cast, dtype=torch.float8_e4m3fn), None),
     ("int8 weights and dynamic uint8 inputs", partial(integers, bits=8, per_tensor=True), affine),
     ("unsigned int8 weights and dynamic uint8 inputs", affine, affine),

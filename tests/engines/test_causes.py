@@ -13,7 +13,7 @@ from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace
-from tests.faults.cases import ALONE, CASES, NORM, PROBS, TABLE, Case
+from tests.faults.cases import ALONE, CASES, NAMELESS, NORM, PROBS, TABLE, Case
 from tests.faults.runs import CAUSES as RUN_CAUSES
 from tests.faults.runs import DOWN
 from tests.models import DECODERS, MORE
@@ -72,6 +72,14 @@ def test_a_fault_of_no_known_kind_is_blamed_and_no_rule_names_it(workspace, tmp_
     found = run(workspace, tmp_path, Case("noise", fault, site, "", ""))
     assert [item.site for item in found.blamed] == [site]
     assert found.causes == ()
+
+
+@pytest.mark.parametrize("case", NAMELESS, ids=lambda case: case.name)
+def test_a_fault_that_looks_like_a_known_kind_and_is_another_is_blamed_and_not_named(workspace, tmp_path, case):
+    found = run(workspace, tmp_path, case)
+    assert (found.first.site, found.first.step) == (case.site, case.step)
+    assert {item.site for item in found.blamed} == {case.site, *case.also}
+    assert [cause for cause in found.causes if not cause.rule.startswith("runs.")] == []
 
 
 @pytest.mark.parametrize("rule", RUN_CAUSES)

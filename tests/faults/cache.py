@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import helper
 
-from tests.faults.graph import sort
+from tests.faults.graph import SINGLE, sort
 
 
 def scaled(layer, kind, factor):
@@ -110,3 +110,28 @@ def append(edit, kind, inputs, attributes):
 def new_scaled(layer, kind, factor):
     """What is written to the cache is multiplied, what was cached is not."""
     return lambda edit: edit.change_input(edit.node(f"present.{layer}.{kind}"), 1, ("Mul", [edit.scalar(factor)], {}))
+
+
+def past_through(layer, kind, dtype):
+    """What was cached comes back through another format."""
+    casts = ("Cast", [], {"to": dtype}), ("Cast", [], {"to": SINGLE})
+    return lambda edit: edit.change_input(edit.node(f"present.{layer}.{kind}"), 0, *casts)
+
+
+def of_values(layer):
+    """Cached values come back as keys."""
+
+    def fault(edit):
+        edit.node(f"present.{layer}.key").input[0] = f"past_key_values.{layer}.value"
+
+    return fault
+
+
+def past_heads(layer, kind, order):
+    """What was cached comes back with its heads in another order."""
+
+    def fault(edit):
+        heads = edit.constant(np.array(order, np.int64))
+        edit.change_input(edit.node(f"present.{layer}.{kind}"), 0, ("Gather", [heads], {"axis": 1}))
+
+    return fault

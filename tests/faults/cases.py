@@ -53,6 +53,12 @@ def low_halved(f):
     return f * np.where(np.arange(f.size).reshape(f.shape) < f.size // 2, 1.0, 0.5)
 
 
+def half(f):
+    """Frequencies in float16."""
+    return f.astype(np.float16)
+
+
+FULL = "model.rotary_emb@full_attention"
 EMBEDDINGS = [
     Case("table zero", weights.zeroed(EMBED), EMBED, "weights zeroed", "embedding.zeroed"),
     Case("table scaled", weights.scaled(EMBED, 1.01), EMBED, "weight scaled", "embedding.scale_missing"),
@@ -95,6 +101,8 @@ EMBEDDINGS = [
         prompts=[5, 200, 6, 170, 240, 7],
     ),
     Case("shift", ids.changed("Add", 1), EMBED, "ids shifted", "embedding.other_rows"),
+    Case("one unknown id", ids.replaced(14, 0), EMBED, "other ids", "embedding.other_rows"),
+    Case("one id after another", ids.replaced(7, 9), EMBED, "other ids", "embedding.other_rows"),
     Case("small vocabulary", ids.changed("Min", 11), EMBED, "ids replaced", "embedding.other_rows"),
     Case("scrambled", ids.scrambled(), EMBED, "other ids", "embedding.other_rows"),
     Case(
@@ -111,6 +119,14 @@ EMBEDDINGS = [
         ids.positions_shifted(1),
         "transformer.wpe",
         "positions shifted",
+        "embedding.other_rows",
+        "gpt2",
+    ),
+    Case(
+        "wpe ends",
+        ids.changed("Min", 6, "transformer.wpe"),
+        "transformer.wpe",
+        "positions bounded",
         "embedding.other_rows",
         "gpt2",
     ),
@@ -164,6 +180,7 @@ LINEARS = [
     ),
     Case("int8", weights.quantized(f"{MLP}.up_proj"), f"{MLP}.up_proj", "weights quantized", "linear.quantized"),
     Case("int4", weights.quantized(f"{MLP}.up_proj", 4, 32), f"{MLP}.up_proj", "weights quantized", "linear.quantized"),
+    Case("zero points", weights.affine(f"{MLP}.up_proj"), f"{MLP}.up_proj", "weights quantized", "linear.quantized"),
     Case(
         "bias",
         weights.bias_scaled(f"{GPT}.mlp.c_fc", 0),
@@ -209,6 +226,8 @@ LINEARS = [
 NORMS = [
     Case("norm zero", weights.zeroed(NORM), NORM, "weights zeroed", "norm.scaled"),
     Case("epsilon", graph.constant_changed(NORM, "Add", lambda e: e * 100), NORM, "norm epsilon", "norm.epsilon"),
+    Case("epsilon outside", norm.epsilon_outside(NORM, 1e-2), NORM, "norm epsilon", "norm.outside"),
+    Case("sum of squares", norm.mean_scaled(NORM, 64.0), NORM, "weight scaled", "norm.scaled"),
     Case(
         "norm offset",
         lambda edit: edit.change_weight(NORM, lambda w: w - 1),
@@ -243,6 +262,15 @@ NORMS = [
 
 ROTATIONS = [
     Case("rope factor", rope.frequencies(lambda f: f / 8), TABLE, "RoPE scaling factor", "rope.frequencies", also=SINE),
+    Case(
+        "rope factor in float16",
+        rope.frequencies(lambda f: f / 8),
+        TABLE,
+        "RoPE scaling factor",
+        "rope.frequencies",
+        dtype="float16",
+        also=SINE,
+    ),
     Case("rope base", rope.frequencies(unscaled(5e5)), TABLE, "RoPE base", "rope.frequencies", also=SINE),
     Case(
         "rope unscaled",
@@ -252,6 +280,15 @@ ROTATIONS = [
         "rope.frequencies",
         "llama31",
         also=SINE,
+    ),
+    Case(
+        "rope of the other layers",
+        rope.frequencies(unscaled(1e4)),
+        FULL,
+        "RoPE base",
+        "rope.frequencies",
+        "gemma3",
+        also=(f"{FULL}:out.1",),
     ),
     Case("rope base near", rope.frequencies(unscaled(10005.0)), TABLE, "RoPE base", "rope.frequencies", also=SINE),
     Case("rope table half", graph.through(TABLE, graph.HALF), TABLE, "narrow cast", "generic.narrow_format"),
@@ -267,6 +304,10 @@ ROTATIONS = [
         also=SINE,
     ),
     Case("rope from one", ids.positions_shifted(1), TABLE, "positions shifted", "rope.shifted", also=SINE),
+    Case("rope tables", rope.tables_exchanged(), TABLE, "RoPE direction", "rope.exchanged", also=SINE),
+    Case("rope ends", ids.positions_changed("Min", 6), TABLE, "positions bounded", "rope.shifted", also=SINE),
+    Case("rope far", ids.positions_shifted(5), TABLE, "positions shifted", "rope.shifted", also=SINE),
+    Case("rope cast", rope.frequencies(half), TABLE, "narrow cast", "rope.frequencies", also=SINE),
     Case("no rope", rope.missing(Q_ROPE), Q_ROPE, "RoPE missing", "rope.rotation"),
     Case("rope backwards", rope.backwards(Q_ROPE), Q_ROPE, "RoPE direction", "rope.rotation"),
     Case("sine for cosine", rope.exchanged(Q_ROPE), Q_ROPE, "RoPE direction", "rope.rotation"),
@@ -287,6 +328,11 @@ ATTENTIONS = [
         "attention.scale",
     ),
     Case("softcap", graph.without_softcap(PROBS), PROBS, "softcap missing", "attention.cap_missing", "gemma2"),
+    Case(
+        "other softcap", graph.softcap_changed(PROBS, 30.0), PROBS, "softcap differs", "attention.other_cap", "gemma2"
+    ),
+    Case("capped", graph.capped(PROBS, 5.0), PROBS, "softcap differs", "attention.other_cap"),
+    Case("no probabilities", graph.scaled(PROBS, 0), PROBS, "all zero", "generic.all_zero"),
     Case("probabilities", graph.scaled(PROBS, 0.9), PROBS, "softmax not normalized", "attention.not_normalized"),
     Case(
         "mask twice",
@@ -299,7 +345,19 @@ ATTENTIONS = [
     Case("anchor", mask.anchored_top_left(), MASK, "mask anchor", "mask.anchor", step=1),
     Case("future", mask.sees_ahead(), MASK, "mask off by one", "mask.off_by_one"),
     Case("self", mask.without_self(), MASK, "mask off by one", "mask.off_by_one"),
-    Case("blind", mask.sees_ahead(-3), MASK, "fully masked row", "mask.blind_rows"),
+    Case("blind", mask.blinds_first(3), MASK, "fully masked row", "mask.blind_rows"),
+    Case("far ahead", mask.sees_ahead(2), MASK, "mask shifted", "mask.off_by_one"),
+    Case("far behind", mask.sees_ahead(-3), MASK, "mask shifted", "mask.off_by_one"),
+    Case("mask inverted", graph.scaled(MASK, -1), MASK, "mask inverted", "mask.inverted"),
+    Case("padding inverted", mask.padding_inverted(), MASK, "mask inverted", "mask.inverted", prompts=PADDED),
+    Case("padding of row", mask.padding_of_rows([1, 0]), MASK, "rows displaced", "mask.other_rows", prompts=PADDED),
+    Case(
+        "softmax off by one",
+        graph.one_more_in_softmax(PROBS),
+        PROBS,
+        "softmax not normalized",
+        "attention.not_normalized",
+    ),
     Case("acausal", mask.sees_ahead(1000), MASK, "causal mask missing", "mask.not_causal"),
     Case("no mask", graph.scaled(MASK, 0), MASK, "causal mask missing", "mask.not_causal", prompts=PADDED),
     Case(
@@ -340,10 +398,24 @@ CACHES = [
         "cache.past_stale",
         step=1,
     ),
+    Case(
+        "past of first row",
+        cache.of_other_row(1, "value", [0, 0]),
+        V_STATES,
+        "KV cache of another row",
+        "cache.past_stale",
+        step=1,
+        prompts=TWO,
+    ),
+    Case("past cast", cache.past_through(1, "key", graph.BRAIN), K_ROPE, "narrow cast", "cache.past_cast", step=1),
+    Case("keys are values", cache.of_values(1), K_ROPE, "keys and values exchanged", "cache.past_stale", step=1),
+    Case("fitting grid", cache.rounded(1, "value", 0.03), V_STATES, "quantized KV cache", "cache.quantized"),
+    Case("no new value", cache.new_scaled(1, "value", 0), V_STATES, "all zero", "generic.all_zero"),
     Case("cache grid", cache.rounded(1, "value", 1.0), V_STATES, "quantized KV cache scale", "cache.quantized"),
     Case("new scale", cache.new_scaled(1, "value", 0.99), V_STATES, "KV cache scale", "cache.new_scaled"),
 ]
 
+ACTIVATION = "activation.activation"
 INNER = f"{MLP}.down_proj:in"
 ANYWHERE = [
     Case("residual", graph.operand_alone(LAYER, 1), LAYER, "residual missing", "generic.residual"),
@@ -351,6 +423,9 @@ ANYWHERE = [
     Case("gate ignored", graph.operand_alone(INNER, 1), INNER, "operand ignored", "generic.factor_missing"),
     Case("clip", graph.clipped(INNER, -0.5, 0.5), INNER, "saturation", "generic.saturated"),
     Case("cast", graph.through(f"{MLP}.act_fn"), f"{MLP}.act_fn", "narrow cast", "generic.narrow_format"),
+    Case("cut", graph.cut_to_brain(INNER), INNER, "narrow cast", "generic.narrow_format"),
+    Case("float8", graph.through(INNER, graph.EIGHT), INNER, "narrow cast", "generic.narrow_format"),
+    Case("only high", graph.clipped(INNER, -1e9, 0.5), INNER, "saturation", "generic.saturated"),
     Case("beyond float16", graph.none, INNER, "overflow", "generic.overflow", "beyond_half", "float16"),
     Case("positions", graph.rolled(INNER, 1), INNER, "positions displaced", "generic.displaced"),
     Case("batch rows", graph.rolled(INNER, 0), INNER, "rows displaced", "generic.displaced", prompts=TWO),
@@ -362,6 +437,13 @@ ANYWHERE = [
     Case("nothing", graph.scaled(INNER, 0), INNER, "all zero", "generic.all_zero"),
     Case("poison", graph.not_a_number(INNER, 128), INNER, "not finite", "generic.not_finite"),
     Case(
+        "other gelu",
+        graph.replaced(f"{MLP}.act_fn", "Gelu", approximate="tanh"),
+        f"{MLP}.act_fn",
+        "activation kind",
+        ACTIVATION,
+    ),
+    Case(
         "erf",
         graph.gelu(f"{GPT}.mlp.act", "none"),
         f"{GPT}.mlp.act",
@@ -372,3 +454,31 @@ ANYWHERE = [
 ]
 
 CASES = [*EMBEDDINGS, *LINEARS, *NORMS, *ROTATIONS, *ATTENTIONS, *CACHES, *ANYWHERE]
+
+
+def unnamed(name, fault, site, **fields):
+    return Case(name, fault, site, "", "", **fields)
+
+
+BOTH = tuple(f"model.layers.{i}.self_attn:probs" for i in range(2))
+UP, ACT = f"{MLP}.up_proj", f"{MLP}.act_fn"
+NAMELESS = [
+    unnamed("mask too weak", graph.floored(MASK, -5.0), BOTH[0], also=BOTH),
+    unnamed("mask nearly strong enough", graph.floored(MASK, -20.0), BOTH[0], also=BOTH, prompts=PADDED),
+    unnamed("leaky relu", graph.replaced(ACT, "LeakyRelu", alpha=0.001), ACT),
+    unnamed("swish of 1.7", graph.gate_scaled(ACT, 1.7), ACT),
+    unnamed("noise in float16", weights.noisy(UP, 3e-3), UP, dtype="float16"),
+    unnamed("groups of 16 in float16", weights.quantized(UP, 8, 16), UP, dtype="float16"),
+    unnamed("low-rank update", weights.low_rank(UP, 0.05), UP),
+    unnamed("inputs permuted", weights.inputs_rolled(UP), UP),
+    unnamed("inputs lost", weights.inputs_lost(UP, 32), UP),
+    unnamed("logits of no token", graph.added("logits", np.where(np.arange(256) > 250, -1e4, 0)), "lm_head"),
+    unnamed("row of the table", weights.rows_scaled(EMBED, [7], 3.0), EMBED),
+    unnamed("softmax over queries", graph.softmax_over(PROBS, 2), PROBS),
+    unnamed("small probabilities lost", graph.flushed(PROBS, 0.05), PROBS, model="mistral"),
+    unnamed("heads of context", graph.reordered_heads(CONTEXT, [1, 0, 3, 2], axis=2), CONTEXT),
+    unnamed("residual of layer before", graph.operand_is(LAYER, 0, "model.layers.0"), LAYER),
+    unnamed("one query for all heads", graph.reordered_heads(Q_ROPE, [0, 0, 0, 0]), Q_ROPE),
+    unnamed("past of other head", cache.past_heads(1, "value", [1, 0]), V_STATES, step=1),
+]
+"""Faults for which no rule has a true name."""

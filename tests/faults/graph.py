@@ -4,6 +4,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 HALF, BRAIN, SINGLE = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT
+EIGHT = TensorProto.FLOAT8E4M3FN
 
 
 def tiled_heads(site, order, operand=1):
@@ -184,5 +185,115 @@ def not_a_number(site, width, channel=3):
     return lambda edit: edit.change_value(site, ("Add", [edit.constant(poison.astype(edit.dtype()))], {}))
 
 
-def reordered_heads(site, order):
-    return lambda edit: edit.change_value(site, ("Gather", [edit.constant(np.array(order, np.int64))], {"axis": 1}))
+def reordered_heads(site, order, axis=1):
+    return lambda edit: edit.change_value(site, ("Gather", [edit.constant(np.array(order, np.int64))], {"axis": axis}))
+
+
+def appended(edit, site, nodes):
+    """Compute ``site`` anew by nodes (kind, inputs, output) after the one that computes it, called ``clean`` there."""
+    node = edit.node(site)
+    clean = node.output[0] = f"{site}_clean"
+    at = list(edit.graph.node).index(node) + 1
+    rename = {"clean": clean, "site": site}
+    for kind, inputs, output in reversed(nodes):
+        names = [rename.get(name, name) for name in inputs]
+        edit.graph.node.insert(at, helper.make_node(kind, names, [rename.get(output, output)]))
+
+
+def cut_to_brain(site):
+    """Cut to bfloat16 towards zero rather than round: |x| down to a multiple of 2^(floor(log2 |x|) - 7)."""
+
+    def fault(edit):
+        log2, bits, two = edit.scalar(np.log(2)), edit.scalar(7), edit.scalar(2)
+        size = [
+            ("Abs", ["clean"], "cut_size"),
+            ("Log", ["cut_size"], "cut_log"),
+            ("Div", ["cut_log", log2], "cut_log2"),
+        ]
+        unit = [("Floor", ["cut_log2"], "cut_power"), ("Sub", ["cut_power", bits], "cut_bit")]
+        unit += [("Pow", [two, "cut_bit"], "cut_unit"), ("Div", ["cut_size", "cut_unit"], "cut_units")]
+        down = [("Floor", ["cut_units"], "cut_whole"), ("Mul", ["cut_whole", "cut_unit"], "cut_down")]
+        sign = [("Sign", ["clean"], "cut_sign"), ("Mul", ["cut_down", "cut_sign"], "site")]
+        appended(edit, site, size + unit + down + sign)
+
+    return fault
+
+
+def one_more_in_softmax(site):
+    """exp(x) / (1 + sum of exp(x)), as an attention that may attend to nothing has it."""
+
+    def fault(edit):
+        node = edit.node(site)
+        scores = edit.insert_before(node, "Exp", [node.input[0]])
+        total = edit.insert_before(node, "ReduceSum", [scores, edit.constant(np.array([-1], np.int64))], keepdims=1)
+        more = edit.insert_before(node, "Add", [total, edit.scalar(1)])
+        replace(edit, node, "Div", [scores, more])
+
+    return fault
+
+
+def softcap_changed(site, cap):
+    """Scores are capped at another bound: the constants of Div and Mul around Tanh."""
+
+    def fault(edit):
+        tanh = edit.upstream(site, "Tanh")
+        after = next(n for n in edit.graph.node if tanh.output[0] in n.input)
+        for node in (edit.node(tanh.input[0]), after):
+            index = next(i for i, name in enumerate(node.input) if edit.is_constant(name))
+            node.input[index] = edit.scalar(cap)
+
+    return fault
+
+
+def capped(site, cap):
+    """Scores are capped before the mask is added."""
+
+    def fault(edit):
+        node = edit.upstream(site, "Add")
+        index = next(i for i, name in enumerate(node.input) if "mask" not in name)
+        bound = edit.scalar(cap)
+        edit.change_input(node, index, ("Div", [bound], {}), ("Tanh", [], {}), ("Mul", [bound], {}))
+
+    return fault
+
+
+def floored(site, least):
+    return lambda edit: edit.change_value(site, ("Max", [edit.scalar(least)], {}))
+
+
+def added(site, vector):
+    return lambda edit: edit.change_value(site, ("Add", [edit.constant(vector.astype(edit.dtype()))], {}))
+
+
+def replaced(site, kind, **attributes):
+    """Compute ``site`` by one operator from what its node takes first."""
+    return lambda edit: replace(edit, edit.node(site), kind, [edit.node(site).input[0]], **attributes)
+
+
+def gate_scaled(site, factor):
+    """x sigmoid(factor x)."""
+    return lambda edit: edit.change_input(edit.upstream(site, "Sigmoid"), 0, ("Mul", [edit.scalar(factor)], {}))
+
+
+def softmax_over(site, axis):
+    return lambda edit: replace(edit, edit.node(site), "Softmax", [edit.node(site).input[0]], axis=axis)
+
+
+def flushed(site, least):
+    """Magnitudes up to a bound become zero."""
+
+    def fault(edit):
+        bound = edit.scalar(least)
+        nodes = [("Abs", ["clean"], "flush_size"), ("Greater", ["flush_size", bound], "flush_kept")]
+        nodes += [("CastLike", ["flush_kept", "clean"], "flush_factor"), ("Mul", ["clean", "flush_factor"], "site")]
+        appended(edit, site, nodes)
+
+    return fault
+
+
+def operand_is(site, index, other):
+    def fault(edit):
+        edit.node(site).input[index] = other
+        sort(edit)
+
+    return fault

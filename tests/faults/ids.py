@@ -38,13 +38,29 @@ def scrambled(site="model.embed_tokens", size=256):
     return fault
 
 
+def replaced(bad, other, site="model.embed_tokens"):
+    """One id is looked up as another."""
+
+    def fault(edit):
+        node = edit.node(site)
+        bad_id, other_id = (edit.constant(np.array(n, np.int64)) for n in (bad, other))
+        found = edit.insert_before(node, "Equal", [node.input[1], bad_id])
+        node.input[1] = edit.insert_before(node, "Where", [found, other_id, node.input[1]])
+
+    return fault
+
+
 def positions_shifted(offset):
+    return positions_changed("Add", offset)
+
+
+def positions_changed(kind, number):
     """Whatever is computed from ``position_ids`` sees other ones."""
 
     def fault(edit):
         for node in [n for n in edit.graph.node if "position_ids" in n.input and n.op_type != "Shape"]:
             index = list(node.input).index("position_ids")
-            edit.change_input(node, index, ("Add", [edit.constant(np.array(offset, np.int64))], {}))
+            edit.change_input(node, index, (kind, [edit.constant(np.array(number, np.int64))], {}))
 
     return fault
 

@@ -68,3 +68,40 @@ def window(change):
                         sub.input[index] = edit.constant(np.asarray(change(old)).astype(old.dtype))
 
     return fault
+
+
+def blinds_first(tokens):
+    """The first queries see nothing, the others what they should."""
+
+    def fault(edit):
+        order = next(n for n in edit.graph.node if n.op_type == "LessOrEqual")
+        query, causal = order.input[1], order.output[0]
+        edit.change_value(causal, ("And", [f"{causal}_late"], {}))
+        node = edit.node(causal)
+        bound = edit.constant(np.array(tokens, np.int64))
+        node.input[1] = edit.insert_before(node, "GreaterOrEqual", [query, bound])
+
+    return fault
+
+
+def at_padding(change):
+    """Change what is read of ``attention_mask``."""
+
+    def fault(edit):
+        for node in list(edit.graph.node):
+            for i, value in enumerate(node.input):
+                if value == "attention_mask" and node.op_type != "Shape":
+                    change(edit, node, i)
+
+    return fault
+
+
+def padding_inverted():
+    """Padding counts as real, real tokens as padding."""
+    one = np.array(1, np.int64)
+    return at_padding(lambda edit, n, i: edit.change_input(n, i, ("Sub", [edit.constant(one)], {}), ("Neg", [], {})))
+
+
+def padding_of_rows(rows):
+    order = np.array(rows, np.int64)
+    return at_padding(lambda edit, n, i: edit.change_input(n, i, ("Gather", [edit.constant(order)], {"axis": 0})))

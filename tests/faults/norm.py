@@ -52,3 +52,31 @@ def without_bias(site):
         node.input[2] = edit.constant(np.zeros_like(edit.array(node.input[2])))
 
     return fault
+
+
+def chain(edit, site):
+    """Return the nodes that add epsilon and take the root, and which input of the first is the mean square."""
+    root = edit.node(edit.upstream(site, "Reciprocal").input[0])
+    total = edit.node(root.input[0])
+    return total, root, next(i for i, name in enumerate(total.input) if not edit.is_constant(name))
+
+
+def epsilon_outside(site, epsilon):
+    """``x / (sqrt(mean of squares) + epsilon)``."""
+
+    def fault(edit):
+        total, root, mean = chain(edit, site)
+        total.input[1 - mean] = edit.scalar(0)
+        edit.change_value(root.output[0], ("Add", [edit.scalar(epsilon)], {}))
+
+    return fault
+
+
+def mean_scaled(site, factor):
+    """The mean of squares is multiplied: by the width, it is their sum."""
+
+    def fault(edit):
+        total, _, mean = chain(edit, site)
+        edit.change_input(total, mean, ("Mul", [edit.scalar(factor)], {}))
+
+    return fault

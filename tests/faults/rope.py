@@ -114,3 +114,13 @@ def interleaved(site, dim, *, grouped=False):
         replace(edit, node, "Identity", [pick(total, order)])
 
     return fault
+
+
+def tables_exchanged():
+    """The table of cosines holds sines, and that of sines cosines."""
+
+    def fault(edit):
+        cosine, sine = edit.upstream("model.rotary_emb", "Cos"), edit.upstream("model.rotary_emb:out.1", "Sin")
+        cosine.op_type, sine.op_type = "Sin", "Cos"
+
+    return fault

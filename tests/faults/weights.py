@@ -85,3 +85,54 @@ def bias_scaled(site, factor):
         raise LookupError(f"{site} has no bias")
 
     return fault
+
+
+def affine(site, bits=4, group=32):
+    """Unsigned integers with a scale and a zero point a group of inputs."""
+
+    def change(w):
+        rows = w.T.reshape(-1, group)
+        low = rows.min(-1, keepdims=True)
+        scale = (rows.max(-1, keepdims=True) - low) / (2**bits - 1)
+        zero = np.round(-low / scale)
+        codes = np.clip(np.round(rows / scale) + zero, 0, 2**bits - 1)
+        return ((codes - zero) * scale).reshape(w.T.shape).T
+
+    return lambda edit: edit.change_weight(site, change)
+
+
+def noisy(site, size):
+    """Every weight is off by its own share."""
+    return lambda edit: edit.change_weight(site, lambda w: w * (1 + size * draw(0, w.shape)))
+
+
+def low_rank(site, size, rank=2):
+    """An adapter that should not be there, or is merged twice: an update of so many ranks and that relative size."""
+
+    def change(w):
+        update = draw(1, (w.shape[0], rank)) @ draw(2, (rank, w.shape[1]))
+        return w + update * (size * np.linalg.norm(w) / np.linalg.norm(update))
+
+    return lambda edit: edit.change_weight(site, change)
+
+
+def draw(seed, shape):
+    """Return normal numbers."""
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def inputs_rolled(site):
+    """Each input channel takes the weights of the one before."""
+    return lambda edit: edit.change_weight(site, lambda w: np.roll(w, 1, 0))
+
+
+def inputs_lost(site, first):
+    """Input channels from ``first`` on count nothing, as without the other shard's part of a sum."""
+    return lambda edit: edit.change_weight(site, lambda w: np.where(np.arange(len(w))[:, None] < first, w, 0))
+
+
+def rows_scaled(site, rows, factor):
+    """Some rows of a table are multiplied."""
+    return lambda edit: edit.change_weight(
+        site, lambda w: np.where(np.isin(np.arange(len(w)), rows)[:, None], w * factor, w)
+    )

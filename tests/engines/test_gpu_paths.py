@@ -1,0 +1,131 @@
+"""Whole features on tensors that lie on a GPU, shown on a stand-in for one (see gpu_stand_in)."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from ditto_core.fuzz import Corpus, Fuzzer, Limits
+from ditto_core.gates import Baseline, Gate, Policy, run_gate
+from ditto_core.gates.calibration import Calibration, calibrate_suite
+from ditto_core.options import PairOptions
+from ditto_core.pair import Pair
+from ditto_core.spec import EngineSpec
+from pytest_ditto.relations import relations_of
+from tests.engines.gpu_stand_in import OnGpuStandIn, gpu_stand_in
+from tests.faults import weights
+from tests.gate_suites import tiny_suite
+from tests.models import DECODERS, bert, conv_net
+
+DOWN = "model.layers.1.mlp.down_proj"
+PROFILE = {"batch": (1, 1, 4), "length": (1, 8, 16), "past": (0, 8, 32)}
+PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
+DTYPES = ("float32", "float16", "bfloat16")
+DEVICES = ("cpu", "cuda")
+
+
+def spec_of(source=DECODERS["llama"], dtype="float16", outputs=("**", "**:**"), **fields) -> EngineSpec:
+    return EngineSpec.of(source, backend="tensorrt", dtype=dtype, outputs=outputs, profile=PROFILE, **fields)
+
+
+@contextmanager
+def pair_on_gpu(workspace, spec, fault=None, **options):
+    workspace.export(spec)  # torch.export has no use for a stand-in
+    with gpu_stand_in(workspace, fault):
+        pair = Pair(workspace, spec, PairOptions(**options))
+        yield pair
+        pair.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_padded_batch_is_generated_compared_and_localized(workspace, dtype, device):
+    with pair_on_gpu(workspace, spec_of(dtype=dtype), device=device) as pair:
+        taps = []
+        pair.engine.start(1)
+        run = pair.generate(PROMPTS, max_new_tokens=3, localize=True)
+        run.assert_close()
+        assert run.observer is not None
+        assert not run.missing
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_fault_is_found_down_to_its_operator(workspace, dtype):
+    with pair_on_gpu(workspace, spec_of(dtype=dtype), weights.scaled(DOWN, 1.25), device="cuda") as pair:
+        found = pair.localize(PROMPTS, max_new_tokens=2, operators=True).localization
+    assert found.first.site == DOWN
+    assert (found.cause.kind, found.cause.site) == ("weight scaled", DOWN)
+    assert found.first.operator.startswith("MatMul")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_relations_hold(workspace, dtype, device):
+    with pair_on_gpu(workspace, spec_of(dtype=dtype), device=device, observer=False) as pair:
+        relations = relations_of(pair)
+        relations.assert_hold(PROMPTS[0])
+        relations.assert_shapes(PROMPTS[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ("float32", "float16"))
+def test_a_repro_is_saved(workspace, dtype, device, tmp_path):
+    with pair_on_gpu(workspace, spec_of(dtype=dtype), weights.scaled(DOWN, 1.25), device=device) as pair:
+        pair.generate(PROMPTS, max_new_tokens=3)
+        for site in (DOWN, "model.layers.1.self_attn", "model.layers.1.self_attn:v_states"):
+            repro = pair.save_repro(site, tmp_path / site, step=2)
+            assert repro.fails == (site == DOWN)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_dump_is_written_and_is_a_reference_again(workspace, dtype, device, tmp_path):
+    spec = spec_of(dtype=dtype)
+    with pair_on_gpu(workspace, spec, device=device, dump=tmp_path) as pair:
+        pair.generate(PROMPTS, max_new_tokens=3)
+    for side in ("engine", "reference"):
+        with pair_on_gpu(workspace, spec, reference=str(tmp_path / side), device=device) as pair:
+            run = pair.generate(PROMPTS, max_new_tokens=3, localize=True)
+            assert run
+            if side == "engine":
+                assert max(result.metrics.max_abs for result in run) == 0
+        with pair_on_gpu(workspace, spec, reference=str(tmp_path / side), device=device, name_map={}) as pair:
+            assert pair.generate(PROMPTS, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("reference", ("onnxruntime", "tensorrt:float32", "eager:bfloat16"))
+def test_another_engine_is_the_reference(workspace, reference):
+    with pair_on_gpu(workspace, spec_of(), reference=reference) as pair:
+        pair.generate(PROMPTS, max_new_tokens=3, localize=True).assert_close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize("source", (bert, conv_net))
+def test_inputs_may_lie_on_either_side(workspace, source, where, device, tmp_path):
+    spec = spec_of(source)
+    with pair_on_gpu(workspace, spec, device=device, dump=tmp_path / "dump") as pair:
+        inputs = {n: t.to(where) for n, t in workspace.model(spec.model).examples.items()}
+        pair.run(inputs, localize=True).assert_close()
+        pair.save_repro(pair.engine.taps[-1].site, tmp_path / "repro")
+    with pair_on_gpu(workspace, spec, reference=str(tmp_path / "dump" / "reference"), name_map={}) as pair:
+        pair.run(inputs).assert_close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gate_and_a_calibration_run(workspace, dtype, device):
+    suite = tiny_suite(2, 2, 1)
+    workspace.export(spec_of(dtype=dtype))
+    with gpu_stand_in(workspace):
+        gate = Gate(spec_of(dtype=dtype), suite, max_new_tokens=3, device=device, policy=Policy(resamples=100))
+        result = run_gate(gate, workspace)
+        known = run_gate(gate, workspace, baseline=Baseline.of(result))
+        found = calibrate_suite(Calibration.of(gate, ("model.layers.*",), workspace), suite, workspace)
+    assert len(result.records) == len(suite.samples)
+
+
+def test_prompts_are_searched_for_one_that_diverges(workspace, tmp_path):
+    with pair_on_gpu(workspace, spec_of(), weights.scaled(DOWN, 1.25), device="cuda", observer=False) as pair:
+        outcome = Fuzzer(pair, Corpus(tmp_path, 0, "toy"), Limits(rows=2, length=4, steps=2)).search(100)
+    assert outcome.failure.shrunk

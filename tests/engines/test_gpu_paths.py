@@ -2,9 +2,13 @@
 
 from contextlib import contextmanager
 
+import numpy as np
+import onnx
 import pytest
-import torch
+from onnx import helper, numpy_helper
 
+from ditto_core.debug.builds import make_builder
+from ditto_core.debug.evaluate import PLAIN
 from ditto_core.fuzz import Corpus, Fuzzer, Limits
 from ditto_core.gates import Baseline, Gate, Policy, run_gate
 from ditto_core.gates.calibration import Calibration, calibrate_suite
@@ -13,7 +17,7 @@ from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from pytest_ditto.relations import relations_of
 from tests.engines.gpu_stand_in import OnGpuStandIn, gpu_stand_in
-from tests.faults import weights
+from tests.faults import graph, weights
 from tests.gate_suites import tiny_suite
 from tests.models import DECODERS, bert, conv_net
 
@@ -50,12 +54,21 @@ def test_a_padded_batch_is_generated_compared_and_localized(workspace, dtype, de
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_fault_is_found_down_to_its_operator(workspace, dtype):
+def test_a_cause_is_found_on_the_engines_own_tensors(workspace, dtype):
     with pair_on_gpu(workspace, spec_of(dtype=dtype), weights.scaled(DOWN, 1.25), device="cuda") as pair:
-        found = pair.localize(PROMPTS, max_new_tokens=2, operators=True).localization
+        found = pair.generate(PROMPTS, max_new_tokens=2, localize=True).localization
     assert found.first.site == DOWN
     assert (found.cause.kind, found.cause.site) == ("weight scaled", DOWN)
-    assert found.first.operator.startswith("MatMul")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_operator_inside_the_blamed_site_is_named(workspace, dtype):
+    fault = graph.constant_changed("model.layers.1.self_attn:probs", "Mul", lambda s: s * 2)
+    with pair_on_gpu(workspace, spec_of(dtype=dtype), fault, device="cuda", observer=False) as pair:
+        found = pair.localize(PROMPTS[0], max_new_tokens=1, operators=True).localization
+    assert found.first.site == "model.layers.1.self_attn:probs"
+    assert found.first.operator.startswith("Mul ")
+    assert found.first.operator.endswith(": 1.0e+00")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -123,6 +136,34 @@ def test_a_gate_and_a_calibration_run(workspace, dtype, device):
         known = run_gate(gate, workspace, baseline=Baseline.of(result))
         found = calibrate_suite(Calibration.of(gate, ("model.layers.*",), workspace), suite, workspace)
     assert len(result.records) == len(suite.samples)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_output_of_a_build_is_judged_the_cache_too(workspace, tmp_path, monkeypatch, dtype):
+    monkeypatch.chdir(tmp_path)
+    feed = save_cached_step(tmp_path / "step.onnx", dtype)
+    builder = make_builder("tensorrt", tmp_path / "step.onnx", PLAIN, {})
+    with gpu_stand_in(workspace):
+        made = builder.build(tmp_path / "step.engine", feed, ("y", "present.0.key"))
+    assert made["y"].tolist() == [[2.5, 2.0]]
+    assert made["present.0.key"].tolist() == [[0.5, 0.25], [2.5, 2.0]]
+
+
+def save_cached_step(path, dtype):
+    """``y = x W`` is appended to a cache of one row; return inputs."""
+    kind = getattr(onnx.TensorProto, {"float32": "FLOAT"}.get(dtype, dtype.upper()))
+    real = helper.tensor_dtype_to_np_dtype(kind)
+    tensors = {name: helper.make_tensor_value_info(name, kind, [1, 2]) for name in ("x", "past_key_values.0.key", "y")}
+    tensors["present.0.key"] = helper.make_tensor_value_info("present.0.key", kind, [2, 2])
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"], name="mm"),
+        helper.make_node("Concat", ["past_key_values.0.key", "y"], ["present.0.key"], name="cat", axis=0),
+    ]
+    weight = numpy_helper.from_array(np.array([[2.0, 0.0], [0.5, 2.0]]).astype(real), "w")
+    inputs, outputs = ([tensors[name] for name in names] for names in (list(tensors)[:2], list(tensors)[2:]))
+    made = helper.make_graph(nodes, "step", inputs, outputs, [weight])
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), str(path))
+    return {"x": np.array([[1.0, 1.0]]).astype(real), "past_key_values.0.key": np.array([[0.5, 0.25]]).astype(real)}
 
 
 def test_prompts_are_searched_for_one_that_diverges(workspace, tmp_path):

@@ -158,6 +158,6 @@ def tf32() -> dict[str, str]:
 
     return {
         "tf32_matmul": str(torch.backends.cuda.matmul.fp32_precision == "tf32").lower(),
-        "tf32_cudnn": str(torch.backends.cudnn.conv.fp32_precision == "tf32").lower(),
+        "tf32_cudnn": str(getattr(torch.backends.cudnn, "conv").fp32_precision == "tf32").lower(),
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", "unset"),
     }

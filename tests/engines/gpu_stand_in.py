@@ -108,7 +108,7 @@ PROPERTIES = {torch.Tensor.device.__get__: GPU, torch.Tensor.is_cuda.__get__: Tr
 
 
 class WidenedEngine(StandInEngine):
-    """The engine of a graph that may have a fault. ONNX Runtime has no bfloat16 on the CPU: float32, rounded outside."""
+    """The engine of a graph that may have a fault. For bfloat16 ONNX Runtime gets float32, rounded at the border."""
 
     def __init__(self, model: onnx.ModelProto, fault: Any, directory: Path) -> None:
         types = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
@@ -123,6 +123,16 @@ class WidenedEngine(StandInEngine):
         self.num_io_tensors = len(self.inputs) + len(self.outputs)
 
 
+class SeenTensorRTSession(TensorRTSession):
+    """A session that tells whether it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        super().close()
+        self.closed += 1
+
+
 class TensorRTOnGpuStandIn:
     """The TensorRT backend, save that its engines are the exported ONNX files, run by ONNX Runtime.
 
@@ -132,7 +142,7 @@ class TensorRTOnGpuStandIn:
     def __init__(self, workspace: Workspace, fault: Any = None) -> None:
         self._real, self._workspace = TensorRTBackend(), workspace
         self.fault = fault
-        self.opened: list[TensorRTSession] = []
+        self.opened: list[SeenTensorRTSession] = []
 
     def __getattr__(self, name):
         return getattr(self._real, name)
@@ -149,7 +159,7 @@ class TensorRTOnGpuStandIn:
         library, manifest = load_library(), EngineManifest.load(directory)
         messages = Messages(library)
         binder = make_binder(library, manifest, loaded, messages, device=GPU)
-        session = TensorRTSession(
+        session = SeenTensorRTSession(
             spec, manifest, taps, loaded=loaded, binder=binder, messages=messages, streams=StandInStreams()
         )
         self.opened.append(session)

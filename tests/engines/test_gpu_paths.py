@@ -5,10 +5,13 @@ from contextlib import contextmanager
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper, numpy_helper
 
+from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.debug.builds import make_builder
 from ditto_core.debug.evaluate import PLAIN
+from ditto_core.errors import BackendError
 from ditto_core.fuzz import Corpus, Fuzzer, Limits
 from ditto_core.gates import Baseline, Gate, Policy, run_gate
 from ditto_core.gates.calibration import Calibration, calibrate_suite
@@ -20,6 +23,11 @@ from tests.engines.gpu_stand_in import OnGpuStandIn, gpu_stand_in
 from tests.faults import graph, weights
 from tests.gate_suites import tiny_suite
 from tests.models import DECODERS, bert, conv_net
+
+try:
+    load_library()
+except BackendError as error:
+    pytest.skip(f"no TensorRT here: {error}", allow_module_level=True)
 
 DOWN = "model.layers.1.mlp.down_proj"
 PROFILE = {"batch": (1, 1, 4), "length": (1, 8, 16), "past": (0, 8, 32)}
@@ -45,12 +53,32 @@ def pair_on_gpu(workspace, spec, fault=None, **options):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_padded_batch_is_generated_compared_and_localized(workspace, dtype, device):
     with pair_on_gpu(workspace, spec_of(dtype=dtype), device=device) as pair:
-        taps = []
-        pair.engine.start(1)
         run = pair.generate(PROMPTS, max_new_tokens=3, localize=True)
         run.assert_close()
         assert run.observer is not None
         assert not run.missing
+        assert run.engine.device == "cuda:0"
+        assert {result.site for result in run.localization.results} == {tap.site for tap in run.taps}
+
+
+def test_the_stand_in_refuses_what_a_gpu_refuses():
+    """Else nothing here would show anything."""
+    here = torch.ones(2, 3)
+    with gpu_stand_in(None):
+        there = here.to("cuda")
+        refused = (torch.add, torch.equal, lambda a, b: torch.cat([a, b]), lambda a, b: torch.where(b > 0, a, 0))
+        for function in refused:
+            with pytest.raises(RuntimeError, match="same device"):
+                function(there, here)
+        for function in (torch.Tensor.numpy, np.asarray):
+            with pytest.raises(TypeError, match="can't convert cuda:0"):
+                function(there)
+        for made in (there + 1, there[0], torch.empty(2, device=there.device), there.new_zeros(2), there.bfloat16()):
+            assert isinstance(made, OnGpuStandIn)
+            assert made.device.type == "cuda"
+        home = there.cpu()
+        assert type(home) is torch.Tensor
+        assert torch.equal(home, here)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -130,12 +158,16 @@ def test_inputs_may_lie_on_either_side(workspace, source, where, device, tmp_pat
 def test_a_gate_and_a_calibration_run(workspace, dtype, device):
     suite = tiny_suite(2, 2, 1)
     workspace.export(spec_of(dtype=dtype))
-    with gpu_stand_in(workspace):
+    with gpu_stand_in(workspace) as backend:
         gate = Gate(spec_of(dtype=dtype), suite, max_new_tokens=3, device=device, policy=Policy(resamples=100))
         result = run_gate(gate, workspace)
         known = run_gate(gate, workspace, baseline=Baseline.of(result))
-        found = calibrate_suite(Calibration.of(gate, ("model.layers.*",), workspace), suite, workspace)
-    assert len(result.records) == len(suite.samples)
+        errors = calibrate_suite(Calibration.of(gate, ("model.layers.*",), workspace), suite, workspace)
+    result.assert_passed()
+    assert [record.engine for record in known.records] == [record.engine for record in result.records]
+    assert all("model.layers.*" in sample.errors for sample in errors)
+    assert len(errors) == len(suite.samples)
+    assert [session.closed for session in backend.opened] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,6 +10,7 @@ from ditto_core.errors import RunError
 from ditto_core.gates.record import Record
 from ditto_core.gates.scoring import Known, Scorer
 from ditto_core.gates.suite import Sample
+from ditto_core.gpus import check_device
 from ditto_core.options import PairOptions
 from ditto_core.spec import EngineSpec
 
@@ -43,7 +44,11 @@ class Job:
     remote: str = ""
 
     def open(self, workspace: Workspace) -> Scoring:
-        """Open both sides. Raises :class:`RunError` when this machine would build another engine."""
+        """Open both sides. Raises :class:`RunError` when this machine would build another engine.
+
+        Raises :class:`~ditto_core.errors.UsageError` when it lacks the device.
+        """
+        check_device(self.device)
         engine = workspace.build(self.spec)
         if engine.directory.name != self.engine:
             raise RunError(

@@ -60,6 +60,8 @@ def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     ours = [tensor for tensor in tensors if isinstance(tensor, OnGpuStandIn)]
     if ours and func in PROPERTIES:
         return PROPERTIES[func]
+    if ours and func is torch.Tensor.__deepcopy__:
+        return torch.nn.Parameter(ours[0].detach().clone(), requires_grad=ours[0].requires_grad)
     if ours and func in TO_NUMPY:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor first.")
     if ours and func not in ACROSS and any(t.dim() for t in tensors if not isinstance(t, OnGpuStandIn)):
@@ -175,7 +177,8 @@ def gpu_stand_in(workspace: Workspace, fault: Any = None) -> Iterator[TensorRTOn
     with pytest.MonkeyPatch.context() as patch, GpuStandIn():
         for module in ("engine", "workspace", "backends.base"):
             patch.setattr(f"ditto_core.{module}.get_backend", lambda n: backend if n == "tensorrt" else real(n))
-        patch.setattr("ditto_core.sessions.check_device", lambda name: None)
+        for module in ("sessions", "gates.job"):
+            patch.setattr(f"ditto_core.{module}.check_device", lambda name: None)
         patch.setattr("ditto_core.backends.eager.device_name", lambda device: f"stand-in for {device.type}")
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
+from ditto_core.backends.eager import EagerSession
 from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.debug.builds import make_builder
 from ditto_core.debug.evaluate import PLAIN
@@ -15,9 +16,12 @@ from ditto_core.errors import BackendError
 from ditto_core.fuzz import Corpus, Fuzzer, Limits
 from ditto_core.gates import Baseline, Gate, Policy, run_gate
 from ditto_core.gates.calibration import Calibration, calibrate_suite
+from ditto_core.generate import Sequencer, encode
+from ditto_core.layout import new_tokens, to_rows
+from ditto_core.models import load_model
 from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
-from ditto_core.spec import EngineSpec
+from ditto_core.spec import EngineSpec, ModelSource
 from pytest_ditto.relations import relations_of
 from tests.engines.gpu_stand_in import OnGpuStandIn, gpu_stand_in
 from tests.faults import graph, weights
@@ -196,6 +200,40 @@ def save_cached_step(path, dtype):
     made = helper.make_graph(nodes, "step", inputs, outputs, [weight])
     onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), str(path))
     return {"x": np.array([[1.0, 1.0]]).astype(real), "past_key_values.0.key": np.array([[0.5, 0.25]]).astype(real)}
+
+
+def on_gpu():
+    """A model that its factory leaves on the GPU."""
+    model = DECODERS["llama"]().to("cuda")
+    assert model.device.type == "cuda"
+    return model
+
+
+def conv_on_gpu():
+    model, inputs = conv_net()
+    return model.to("cuda"), {name: tensor.to("cuda") for name, tensor in inputs.items()}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_that_its_factory_leaves_on_a_gpu_is_copied_from_there(workspace, device):
+    with gpu_stand_in(workspace):
+        for factory in (on_gpu, conv_on_gpu):
+            model = load_model(ModelSource.of(factory))
+            assert not any(t.is_cuda for t in (*model.module.parameters(), *model.module.buffers()))
+            assert not any(tensor.is_cuda for tensor in model.examples.values())
+            inputs = Sequencer(encode([[3, 4, 5]])).inputs() if model.decoder else model.examples
+            session = EagerSession(model, (), device=device)
+            session.start(1)
+            outputs = session.step(inputs, lambda site, tensor: None)
+            assert {tensor.device.type for tensor in outputs.values()} == {device}
+
+
+def test_a_dump_padded_on_the_right_is_laid_out_for_a_step_whose_mask_is_on_a_gpu():
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    padded = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 5.0]])
+    with gpu_stand_in(None):
+        rows = to_rows(padded, new_tokens(mask.to("cuda"), 3))
+    assert rows.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
 def test_prompts_are_searched_for_one_that_diverges(workspace, tmp_path):

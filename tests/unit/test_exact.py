@@ -10,7 +10,7 @@ from ditto_core.models import load_model
 from ditto_core.receipt import make_receipt
 from ditto_core.sites import Tap
 from ditto_core.spec import ModelSource
-from tests.models import tapped_net
+from tests.models import conv_net, tapped_net
 
 TAP = Tap("mlp.up", "up")
 
@@ -39,6 +39,28 @@ def test_the_eager_reference_and_the_replay_compute_in_float32(allowed):
     assert seen == [["ieee"] * len(allowed)] * 2
     assert precisions() == allowed
     assert len(allowed) >= 6
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_torch_can_read_its_older_switches_in_a_reference_and_finds_them_as_they_were(precision):
+    """Torch looks at them in kernels, and fails where they are not what the newer ones say."""
+
+    def older():
+        backends = torch.backends
+        return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+    old, newer = torch.get_float32_matmul_precision(), precisions()
+    torch.set_float32_matmul_precision(precision)
+    before, model = older(), load_model(ModelSource.of(conv_net))
+    try:
+        with exact_float32():
+            assert older() == (False, False, "highest")
+        EagerSession(model, ()).step(model.examples, lambda site, tensor: None)
+        assert older() == before == (precision != "highest", True, precision)
+    finally:
+        torch.set_float32_matmul_precision(old)
+        for setting, value in zip(settings(), newer, strict=True):
+            setting.fp32_precision = value
 
 
 def test_what_was_allowed_is_allowed_again_after_an_error(allowed):

@@ -38,6 +38,8 @@ PROFILE = {"batch": (1, 1, 4), "length": (1, 8, 16), "past": (0, 8, 32)}
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
 DTYPES = ("float32", "float16", "bfloat16")
 DEVICES = ("cpu", "cuda")
+SIDES = [("float16", "cpu"), ("bfloat16", "cuda")]
+"""Dtype of the engine, which is on the GPU, and where the reference is."""
 
 
 def spec_of(source=DECODERS["llama"], dtype="float16", outputs=("**", "**:**"), **fields) -> EngineSpec:
@@ -53,8 +55,7 @@ def pair_on_gpu(workspace, spec, fault=None, **options):
         pair.close()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "device"), SIDES)
 def test_a_padded_batch_is_generated_compared_and_localized(workspace, dtype, device):
     with pair_on_gpu(workspace, spec_of(dtype=dtype), device=device) as pair:
         run = pair.generate(PROMPTS, max_new_tokens=3, localize=True)
@@ -85,7 +86,7 @@ def test_the_stand_in_refuses_what_a_gpu_refuses():
         assert torch.equal(home, here)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_cause_is_found_on_the_engines_own_tensors(workspace, dtype):
     with pair_on_gpu(workspace, spec_of(dtype=dtype), weights.scaled(DOWN, 1.25), device="cuda") as pair:
         found = pair.generate(PROMPTS, max_new_tokens=2, localize=True).localization
@@ -93,7 +94,7 @@ def test_a_cause_is_found_on_the_engines_own_tensors(workspace, dtype):
     assert (found.cause.kind, found.cause.site) == ("weight scaled", DOWN)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_operator_inside_the_blamed_site_is_named(workspace, dtype):
     fault = graph.constant_changed("model.layers.1.self_attn:probs", "Mul", lambda s: s * 2)
     with pair_on_gpu(workspace, spec_of(dtype=dtype), fault, device="cuda", observer=False) as pair:
@@ -103,8 +104,7 @@ def test_the_operator_inside_the_blamed_site_is_named(workspace, dtype):
     assert found.first.operator.endswith(": 1.0e+00")
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "device"), SIDES)
 def test_relations_hold(workspace, dtype, device):
     with pair_on_gpu(workspace, spec_of(dtype=dtype), device=device, observer=False) as pair:
         relations = relations_of(pair)
@@ -112,8 +112,7 @@ def test_relations_hold(workspace, dtype, device):
         relations.assert_shapes(PROMPTS[0])
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", ("float32", "float16"))
+@pytest.mark.parametrize(("dtype", "device"), [("float32", "cpu"), ("float16", "cuda")])
 def test_a_repro_is_saved(workspace, dtype, device, tmp_path):
     with pair_on_gpu(workspace, spec_of(dtype=dtype), weights.scaled(DOWN, 1.25), device=device) as pair:
         pair.generate(PROMPTS, max_new_tokens=3)
@@ -122,10 +121,9 @@ def test_a_repro_is_saved(workspace, dtype, device, tmp_path):
             assert repro.fails == (site == DOWN)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "device"), SIDES)
 def test_a_dump_is_written_and_is_a_reference_again(workspace, dtype, device, tmp_path):
-    spec = spec_of(dtype=dtype)
+    spec = spec_of(dtype=dtype, outputs="model.layers.*")
     with pair_on_gpu(workspace, spec, device=device, dump=tmp_path) as pair:
         pair.generate(PROMPTS, max_new_tokens=3)
     for side in ("engine", "reference"):
@@ -157,8 +155,7 @@ def test_inputs_may_lie_on_either_side(workspace, source, where, device, tmp_pat
         pair.run(inputs).assert_close()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "device"), SIDES)
 def test_a_gate_and_a_calibration_run(workspace, dtype, device):
     suite = tiny_suite(2, 2, 1)
     workspace.export(spec_of(dtype=dtype))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,7 +42,10 @@ class Work(Protocol):
         ...
 
     def open(self, workspace: Workspace) -> Callable[[Any], Any]:
-        """Return what does a task; called once a process, however many tasks it gets."""
+        """Return what does a task; called once a process, however many tasks it gets.
+
+        Where that has a ``close``, it is called after the last task: engines keep what they compiled while they ran.
+        """
         ...
 
 
@@ -55,8 +59,11 @@ def in_process(work: Work, tasks: Mapping[str, Any], workspace: Workspace) -> It
     """Do the tasks one after the other, here."""
     if tasks:
         do = work.open(workspace)
-        for name, task in tasks.items():
-            yield name, do(task)
+        try:
+            for name, task in tasks.items():
+                yield name, do(task)
+        finally:
+            closing(do)()
 
 
 def executor_of(jobs: int, cluster: str) -> Run:
@@ -186,10 +193,20 @@ def do_in_worker(work: Work, task: Any) -> Any:
         return opened(work)(task)
 
 
+def closing(do: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Return what lets go of all that was opened to do tasks."""
+    return getattr(do, "close", lambda: None)
+
+
 @lru_cache(maxsize=1)
 def opened(work: Work) -> Callable[[Any], Any]:
-    """Return what does a work's tasks, opened once a process. With a remote store, each machine has its own cache."""
+    """Return what does a work's tasks, opened once a process and closed at its end.
+
+    With a remote store, each machine has its own cache.
+    """
     from ditto_core.cache import Cache
     from ditto_core.workspace import Workspace
 
-    return work.open(Workspace(Cache(remote=work.remote) if work.remote else Cache(work.cache)))
+    do = work.open(Workspace(Cache(remote=work.remote) if work.remote else Cache(work.cache)))
+    Finalize(None, closing(do), exitpriority=0)
+    return do

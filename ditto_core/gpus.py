@@ -62,4 +62,7 @@ def check_device(name: str) -> None:
         reason = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
         raise UsageError(f"device {name!r} needs a GPU, but torch {torch.__version__} {reason}; expected cpu")
     if (torch.device(name).index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device {name!r} is not there: torch finds {torch.cuda.device_count()} GPUs, from cuda:0 on")
+        seen = os.environ.get(VISIBLE)
+        why = "" if seen is None else f"; {VISIBLE} is {seen!r} (each of several processes gets one GPU: say cuda)"
+        count = torch.cuda.device_count()
+        raise UsageError(f"device {name!r} is not there: torch finds {count} GPUs, from cuda:0 on{why}")

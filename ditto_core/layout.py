@@ -28,7 +28,7 @@ def to_rows(tensor: torch.Tensor, real: torch.Tensor, padded: str = "right") -> 
         tensor = tensor[0]
     if tensor.shape[:2] == (batch, length):
         counts = real.sum(1, keepdim=True)
-        there = torch.arange(length) < counts if padded == "right" else real
+        there = torch.arange(length, device=real.device) < counts if padded == "right" else real
         return scatter(tensor[there.to(tensor.device)], real)
     if tensor.shape[:1] == (tokens,):
         return scatter(tensor, real)

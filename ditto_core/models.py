@@ -94,17 +94,24 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
 
 
 def from_factory(source: ModelSource) -> LoadedModel:
-    """Call the factory; accept a decoder, or a module with example inputs."""
+    """Call the factory; accept a decoder, or a module with example inputs. What lies on a GPU is copied to the CPU."""
     assert source.factory is not None
     made = source.factory()
     module, examples = made if isinstance(made, tuple) else (made, None)
     if not isinstance(module, nn.Module):
         raise ModelError(f"factory {source.label!r} returned {type(module).__name__}, expected a torch.nn.Module")
+    module = on_host(module)
     if examples is None and is_decoder(module):
         return LoadedModel(module, True, source.label, {})
     if examples is None:
         raise ModelError(f"factory {source.label!r} returned no example inputs, expected (module, {{name: tensor}})")
-    return LoadedModel(module, False, source.label, dict(examples))
+    return LoadedModel(module, False, source.label, {name: tensor.cpu() for name, tensor in examples.items()})
+
+
+def on_host(module: nn.Module) -> nn.Module:
+    """Return the module where all of it is on the CPU, else a copy there: references and exports start from that."""
+    there = any(tensor.is_cuda for tensor in (*module.parameters(), *module.buffers()))
+    return copy.deepcopy(module).cpu() if there else module
 
 
 def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedModel:

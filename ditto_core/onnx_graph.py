@@ -119,3 +119,8 @@ def read_initializer(tensor: onnx.TensorProto, directory: Path) -> Any:
     count = int(np.prod(tensor.dims, dtype=np.int64))
     offset = int(where.get("offset", 0))
     return np.fromfile(directory / where["location"], dtype, count, offset=offset).reshape(tuple(tensor.dims))
+
+
+def is_floating(array: Any) -> bool:
+    """Tell whether a numpy array holds floating-point numbers: bfloat16 and fp8, which numpy knows no kind for, too."""
+    return "float" in array.dtype.name

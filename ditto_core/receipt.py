@@ -156,8 +156,9 @@ def tf32() -> dict[str, str]:
     """Return whether torch may use TF32, and what NVIDIA's own variable says."""
     import torch
 
+    convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # torch makes it at run time
     return {
-        "tf32_matmul": str(torch.backends.cuda.matmul.allow_tf32).lower(),
-        "tf32_cudnn": str(torch.backends.cudnn.allow_tf32).lower(),
+        "tf32_matmul": str(torch.backends.cuda.matmul.fp32_precision == "tf32").lower(),
+        "tf32_cudnn": str(convolution.fp32_precision == "tf32").lower(),
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", "unset"),
     }

@@ -11,6 +11,7 @@ import torch
 
 from ditto_core import onnx_cut
 from ditto_core.backends.eager import widened
+from ditto_core.exact import exact_float32
 from ditto_core.models import cast_module
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Truth:
         kind: torch.dtype = getattr(torch, dtype)
         (given,) = (torch.from_numpy(value.copy()) for value in self.inputs.values())
         own = cast_module(cast_module(module, getattr(torch, self.engine.spec.dtype)), kind)
-        with torch.inference_mode(), widened(dtype):
+        with torch.inference_mode(), exact_float32(), widened(dtype):
             output = own(given.to(kind) if given.is_floating_point() else given)
         return array(next(tensor for _, tensor in tensors_in(output)))
 

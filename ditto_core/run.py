@@ -33,7 +33,11 @@ def generate(
     engine.spec.profile.check(batch.rows, longest, 0)
     if steps > 1:
         engine.spec.profile.check(batch.rows, 1, longest + steps - 2)
-    tokens = run(engine.open(), batch, steps=steps, dump=dump)
+    session = engine.open()
+    try:
+        tokens = run(session, batch, steps=steps, dump=dump)
+    finally:
+        session.close()
     decode: Callable[[list[int]], Any] = tokenizer.decode if tokenizer is not None else str
     return [str(decode(row)) for row in tokens]
 

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ditto_core.backends.base import SessionInfo, TapSink
 from ditto_core.errors import RunError
+from ditto_core.exact import exact_float32
 from ditto_core.models import LoadedModel, cast_module
 from ditto_core.recording import Recorder
 from ditto_core.sites import Tap
@@ -63,7 +64,7 @@ class EagerSession:
 
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
         recorder = Recorder(self._model, deliver)
-        with torch.inference_mode(), widen, recorder.recording():
+        with torch.inference_mode(), exact_float32(), widen, recorder.recording():
             try:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:

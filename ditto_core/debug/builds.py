@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import onnx
+import torch
 
 from ditto_core.debug.evaluate import OnnxRuntime, run_session
 from ditto_core.debug.graph import Arrays, Graph, save
@@ -74,24 +75,35 @@ class TensorRTBuilder:
             tactics = run_isolated(TENSORRT_TARGET, arguments, timeout=self.options["timeout"])
             shutil.copyfile(folder / ENGINE_FILE, path)
             write_tactics(path, tactics["library"], tactics["layers"], tactics["timings"])
-            return run_tensorrt(folder, feed) if feed else None
+            return run_tensorrt(folder, feed, outputs) if feed else None
 
 
-def run_tensorrt(folder: Path, feed: Arrays) -> dict[str, Any] | None:
-    """Run a built engine once; None where there is no GPU that runs it."""
+def run_tensorrt(folder: Path, feed: Arrays, outputs: tuple[str, ...]) -> dict[str, Any] | None:
+    """Run a built engine once and return its ``outputs``, the KV cache too; None where no GPU runs it."""
     from ditto_core.backends.base import get_backend
     from ditto_core.localize.operators import as_array
+    from ditto_core.sites import Tap
     from ditto_core.spec import EngineSpec
 
+    spec, taps = EngineSpec.of(str(folder), backend="tensorrt"), tuple(Tap(name, name) for name in outputs)
     try:
-        session = get_backend("tensorrt").open(EngineSpec.of(str(folder), backend="tensorrt"), folder, ())
+        session = get_backend("tensorrt").open(spec, folder, taps)
     except BackendError:
         return None
     try:
-        values = session.step({name: tensor(array) for name, array in feed.items()}, lambda site, value: None)
-        return {name: as_array(value) for name, value in values.items()}
+        values: dict[str, Any] = {}
+        session.step(
+            {name: as_fed(array) for name, array in feed.items()},
+            lambda name, value: values.__setitem__(name, as_array(value)),
+        )
+        return values
     finally:
         session.close()
+
+
+def as_fed(array: Any) -> torch.Tensor:
+    """Return an array as a tensor of its own dtype, bfloat16 too: an engine takes no other."""
+    return tensor(array).to(getattr(torch, array.dtype.name))
 
 
 def with_fixed_shapes(graph: Graph, feed: Arrays) -> onnx.ModelProto:

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ditto_core.backends.onnxruntime import LEVELS, first_line, load_library
 from ditto_core.debug.graph import LARGEST, Arrays, Graph, save
 from ditto_core.errors import RunError, UsageError, nearest
+from ditto_core.onnx_graph import is_floating
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 WIDE = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
@@ -182,7 +183,7 @@ def fitted(feed: Arrays, types: Mapping[str, onnx.ValueInfoProto]) -> dict[str, 
 def cast(array: Any, value: onnx.ValueInfoProto) -> Any:
     """Return a floating-point array in the dtype of a value; integers stay what they are."""
     wanted = value.type.tensor_type.elem_type
-    if array.dtype.kind != "f" or wanted not in FLOATS:
+    if not is_floating(array) or wanted not in FLOATS:
         return array
     with np.errstate(over="ignore"):
         return array.astype(helper.tensor_dtype_to_np_dtype(wanted), copy=False)

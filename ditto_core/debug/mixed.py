@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ditto_core.debug.evaluate import FLOATS, set_float_type
 from ditto_core.debug.graph import Graph
 from ditto_core.errors import UsageError
+from ditto_core.onnx_graph import is_floating
 
 LOW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 HIGH = {"float32": TensorProto.FLOAT, "bfloat16": TensorProto.BFLOAT16}
@@ -110,7 +111,7 @@ class Mixer:
         """Return float32 arrays as they are after a round trip through the dtype that the graph stores each in."""
         result = {}
         for name, array in values.items():
-            low = np.asarray(array).dtype.kind == "f" and self.is_low(name)
+            low = is_floating(np.asarray(array)) and self.is_low(name)
             with np.errstate(over="ignore"):
                 small = array.astype(helper.tensor_dtype_to_np_dtype(self.low)) if low else array
             result[name] = small.astype(np.float32) if low else array

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from ditto_core.spec import EngineSpec, parse_outputs
 
 if TYPE_CHECKING:
     from ditto_core.gates.gate import Gate
+    from ditto_core.pair import Pair
     from ditto_core.workspace import Workspace
 
 STATE = "calibrations"
@@ -74,25 +74,35 @@ class Calibration:
             sides += [str(self.reference), model, str(self.spec.attention), torch.__version__, transformers.__version__]
         return fingerprint(sides, suite.digest, self.steps, self.threads, self.device)
 
-    def open(self, workspace: Workspace) -> Callable[[Sample], Measured]:
+    def open(self, workspace: Workspace) -> Measuring:
         """Build the engine, or find it, and open both sides."""
         from ditto_core.pair import Pair
 
         options = PairOptions(self.reference, self.tolerance, observer=False, threads=self.threads, device=self.device)
-        pair = Pair(workspace, self.spec, options)
+        return Measuring(Pair(workspace, self.spec, options), self.steps)
 
-        def measure(sample: Sample) -> Measured:
-            prompt: Any = sample.text or sample.prompt
-            prompt = prompt if isinstance(prompt, str) else [list(prompt)]
-            try:
-                found = pair.generate(prompt, max_new_tokens=1 if sample.text else self.steps)
-                return Measured.of(found)
-            except UsageError as error:
-                raise UsageError(f"sample {sample.id!r}: {error}") from error
-            finally:
-                pair.comparisons.clear()
 
-        return measure
+@dataclass(frozen=True)
+class Measuring:
+    """Measures samples with a pair, prompts in so many steps, until it is closed."""
+
+    pair: Pair
+    steps: int
+
+    def __call__(self, sample: Sample) -> Measured:
+        """Run one sample in lockstep."""
+        prompt: Any = sample.text or sample.prompt
+        prompt = prompt if isinstance(prompt, str) else [list(prompt)]
+        try:
+            return Measured.of(self.pair.generate(prompt, max_new_tokens=1 if sample.text else self.steps))
+        except UsageError as error:
+            raise UsageError(f"sample {sample.id!r}: {error}") from error
+        finally:
+            self.pair.comparisons.clear()
+
+    def close(self) -> None:
+        """Release both sides."""
+        self.pair.close()
 
 
 def calibrate_suite(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from ditto_core.errors import RunError
 from ditto_core.gates.record import Record
 from ditto_core.gates.scoring import Known, Scorer
 from ditto_core.gates.suite import Sample
+from ditto_core.gpus import check_device
 from ditto_core.options import PairOptions
 from ditto_core.spec import EngineSpec
 
@@ -43,8 +43,12 @@ class Job:
     cache: Path
     remote: str = ""
 
-    def open(self, workspace: Workspace) -> Callable[[Task], Record]:
-        """Open both sides. Raises :class:`RunError` when this machine would build another engine."""
+    def open(self, workspace: Workspace) -> Scoring:
+        """Open both sides. Raises :class:`RunError` when this machine would build another engine.
+
+        Raises :class:`~ditto_core.errors.UsageError` when it lacks the device.
+        """
+        check_device(self.device)
         engine = workspace.build(self.spec)
         if engine.directory.name != self.engine:
             raise RunError(
@@ -52,7 +56,6 @@ class Job:
                 f"its versions or GPU differ from those of the machine that runs the gate"
             )
         from ditto_core.reference import open_reference
-        from ditto_core.workspace import torch_threads
 
         language = workspace.language(self.spec.model)
         options = PairOptions(reference=self.reference, device=self.device, threads=self.threads)
@@ -60,9 +63,25 @@ class Job:
         scorer = Scorer(
             engine.open(), reference, language.tokenizer, language.vocab_size, self.spec.profile, self.steps
         )
+        return Scoring(scorer, self.threads)
 
-        def score(task: Task) -> Record:
-            with torch_threads(self.threads):
-                return scorer.score(task.sample, task.known)
 
-        return score
+@dataclass(frozen=True)
+class Scoring:
+    """Scores samples, with so many threads, until it is closed."""
+
+    scorer: Scorer
+    threads: int
+
+    def __call__(self, task: Task) -> Record:
+        """Run one sample on both sides."""
+        from ditto_core.workspace import torch_threads
+
+        with torch_threads(self.threads):
+            return self.scorer.score(task.sample, task.known)
+
+    def close(self) -> None:
+        """Release both sides."""
+        for session in (self.scorer.engine, self.scorer.reference):
+            if session is not None:
+                session.close()

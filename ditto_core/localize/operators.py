@@ -16,7 +16,7 @@ import torch
 from ditto_core.compare.tolerance import EPSILON
 from ditto_core.localize.graph import Graph, Operator
 from ditto_core.localize.local import FACTORS
-from ditto_core.onnx_graph import read_initializer
+from ditto_core.onnx_graph import is_floating, read_initializer
 
 if TYPE_CHECKING:
     from ditto_core.localize.result import Blame
@@ -118,7 +118,7 @@ def value_of(name: str, values: Mapping[str, Any], graph: Graph) -> Any:
         return None if any(value is None for value in feeds.values()) else evaluate(node, feeds, node_output=name)
     if array is None:
         return None
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
+    return array.astype(np.float64) if is_floating(array) else array
 
 
 def evaluate(node: Any, feeds: Mapping[str, Any], node_output: str = "") -> Any:

@@ -16,6 +16,7 @@ import torch
 from ditto_core.backends.eager import as_float, widened
 from ditto_core.comparer import is_mask
 from ditto_core.errors import RunError
+from ditto_core.exact import exact_float32
 from ditto_core.models import LoadedModel, cast_module
 from ditto_core.recording import Recorder
 from ditto_core.sites import Tap
@@ -60,7 +61,7 @@ class Replay:
         """
         forced = Forced(self._taps, captured, self._own, on_value)
         recorder = Recorder(self.module, forced.visit)
-        with torch.inference_mode(), widened(self._dtype), recorder.recording():
+        with torch.inference_mode(), exact_float32(), widened(self._dtype), recorder.recording():
             try:
                 outputs = self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:

@@ -171,9 +171,10 @@ def stacked(runs: Sequence[Captured]) -> Captured:
 
 
 def differing_bits(actual: torch.Tensor, expected: torch.Tensor) -> int:
-    """Count the elements whose bits differ: -0 differs from 0, and a NaN equals itself."""
+    """Count the elements whose bits differ: -0 differs from 0, and a NaN equals itself. Devices may differ."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return actual.numel()
+    expected = expected.to(actual.device)
     size = actual.element_size()
     if size not in BY_SIZE or not actual.is_floating_point():
         return int((actual != expected).sum())

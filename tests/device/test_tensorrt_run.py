@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from ditto_core.backends.base import Session
+from ditto_core.backends.eager import EagerSession
 from ditto_core.backends.tensorrt.layers import load_layers, named_tensors
 from ditto_core.backends.tensorrt.manifest import ENGINE_FILE
+from ditto_core.compare.metrics import measure
 from ditto_core.engine import Engine, build_into
 from ditto_core.errors import RunError, UsageError
 from ditto_core.generate import Sequencer, encode, greedy
 from ditto_core.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec
+from pytest_ditto.relations import relations_of
 from tests.faults import scale_weight
 from tests.models import DECODERS, bert, conv_net
 
@@ -206,7 +209,9 @@ def test_a_fault_in_the_onnx_is_found_at_its_site(workspace, tmp_path):
 def test_local_errors_are_measured_on_the_engines_own_tensors(workspace, tmp_path):
     """The model is replayed on the CPU, on taps that lie on the GPU; no sum of this engine is rounded narrowly."""
     spec = spec_of(DECODERS["llama"], "bfloat16")
-    healthy = Pair(workspace, spec, GPU).generate(PROMPTS, max_new_tokens=3, localize=True).localization
+    pair = Pair(workspace, spec, GPU)
+    healthy = pair.generate(PROMPTS, max_new_tokens=3, localize=True).localization
+    pair.close()
     assert len(healthy.by_site) >= 40
     assert not [cause for cause in healthy.causes if cause.fault]
     faulty = replace(workspace.export(spec), directory=tmp_path / "export")
@@ -219,6 +224,26 @@ def test_local_errors_are_measured_on_the_engines_own_tensors(workspace, tmp_pat
     assert found.first.site == "model.layers.1.mlp.down_proj"
     assert (found.cause.kind, found.cause.site) == ("weight scaled", "model.layers.1.mlp.down_proj")
     pair.close()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_relations_hold_wherever_the_reference_is(workspace, device):
+    spec = spec_of(DECODERS["llama"], "bfloat16", "model.layers.*")
+    pair = Pair(workspace, spec, PairOptions(device=device, observer=False))
+    relations = relations_of(pair)
+    relations.assert_hold(PROMPTS[0], "prefill_equals_steps", "left_padding", "row_in_batch", "warm_cache")
+    relations.assert_shapes(PROMPTS[0])
+    pair.close()
+
+
+def test_a_reference_in_float32_convolves_in_float32(workspace):
+    """CuDNN would take TF32, whose error is 3e-4."""
+    model = workspace.model(EngineSpec.of(conv_net).model)
+    there, here = EagerSession(model, (), device="cuda"), EagerSession(model, (), dtype="float64")
+    found, exact = (session.step(model.examples, lambda site, tensor: None) for session in (there, here))
+    assert found.keys() == exact.keys()
+    for name, tensor in found.items():
+        assert measure(tensor, exact[name]).rel_l2 < 1e-5
 
 
 def copy_export(source, target) -> None:

@@ -88,7 +88,7 @@ class StandInContext:
 
     def execute_async_v3(self, stream: int) -> bool:
         for name, array in self.results.items():
-            data = np.ascontiguousarray(array)
+            data = np.ascontiguousarray(array.astype(self.engine.outputs[name], copy=False))
             ctypes.memmove(self.addresses[name], data.ctypes.data, data.nbytes)
         return not self.fails
 

@@ -187,3 +187,12 @@ def search(path, elsewhere):
 
     options = PrecisionOptions(path, {"x": one_hot_norm()[1]["x"].numpy()})
     return find_precision(options, IterationOptions(), Path("ahead.onnx"), print, elsewhere)
+
+
+def test_a_bfloat16_graph_is_judged_on_inputs_in_bfloat16(workspace):
+    """What overflows in float16 does not here."""
+    path = workspace.export(EngineSpec.of(one_hot_norm, dtype="bfloat16")).onnx_path
+    assert onnx.load(path, load_external_data=False).graph.input[0].type.tensor_type.elem_type == TensorProto.BFLOAT16
+    found, _ = precision(path, "--tolerance", "0.1")
+    assert found["kept"] == []
+    assert found["judged"] == 1

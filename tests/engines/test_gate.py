@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ditto_core.errors import RunError, UsageError
 from ditto_core.executor import local_processes
@@ -60,9 +61,13 @@ def test_int8_is_found_to_differ_from_float32(workspace):
     assert result.identity.reference_label == "onnxruntime float32"
 
 
-def test_log_likelihoods_are_those_of_transformers(workspace, whole):
-    import torch
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_said_before_anything_runs_on_it(workspace):
+    with pytest.raises(UsageError, match=r"device 'cuda' needs a GPU, but torch .* expected cpu"):
+        run_gate(replace(tiny_gate(), device="cuda"), workspace)
 
+
+def test_log_likelihoods_are_those_of_transformers(workspace, whole):
     model = tiny_decoder("llama")
     sample = tiny_suite().samples[0]
     ids = torch.tensor([sample.text])
@@ -75,8 +80,6 @@ def test_log_likelihoods_are_those_of_transformers(workspace, whole):
 
 
 def test_the_chosen_answer_is_the_one_that_transformers_finds_likelier(whole):
-    import torch
-
     model = tiny_decoder("llama")
     for sample, record in zip(tiny_suite().samples, whole.records, strict=True):
         if sample.kind != "choice":

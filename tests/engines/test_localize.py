@@ -18,6 +18,7 @@ from ditto_core.models import tiny_decoder
 from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
+from tests.engines.gpu_stand_in import OnGpuStandIn
 from tests.faults import FaultyWorkspace, cache, graph, rope, weights
 from tests.faults.runs import DOWN, PROMPT, pair_with
 from tests.models import DECODERS, bert, conv_net, llama
@@ -159,17 +160,6 @@ def test_what_the_kernels_do_is_explained_and_the_faults_beside_it_are_blamed(wo
     assert found.notes[0].startswith(f"{len(explained)} sites are coarser than rounding by a measured property")
     assert "TF32: a product of 16 rows is coarse; 3 x" in found.notes[0]
     assert Localization.from_json(json.loads(json.dumps(found.to_json()))) == found
-
-
-class OnGpuStandIn(torch.Tensor):
-    """Stands in for a tensor on a GPU: all that can be done with it beside tensors of the CPU is to copy it there."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is not torch.Tensor.cpu:
-            raise RuntimeError(f"{func} got tensors on two devices")
-        with torch._C.DisableTorchFunctionSubclass():
-            return args[0].as_subclass(torch.Tensor).clone()
 
 
 def test_taps_on_a_gpu_are_measured_like_those_on_the_cpu(workspace, tmp_path):

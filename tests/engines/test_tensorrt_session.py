@@ -1,5 +1,6 @@
 """What a session does around an engine, shown on a stand-in for the engine (see tensorrt_stand_in)."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from ditto_core.backends.onnxruntime import OnnxRuntimeSession
 from ditto_core.backends.tensorrt.library import Messages, load_library
+from ditto_core.backends.tensorrt.listener import UnfusedTensors
 from ditto_core.backends.tensorrt.manifest import EngineManifest
 from ditto_core.backends.tensorrt.session import TensorRTSession, make_binder
 from ditto_core.errors import BackendError, RunError, UsageError
@@ -213,6 +215,16 @@ def test_an_engine_of_another_version_is_refused(session):
     require_version(LIBRARY, session.manifest)
     with pytest.raises(RunError, match=r"built by .* 0\.9, but .* is installed; build it again"):
         require_version(LIBRARY, replace(session.manifest, version="0.9"))
+
+
+def test_a_closed_session_holds_no_tensor_of_the_debug_listener(workspace):
+    """TensorRT's listener and what collects for it hold each other, so that only the collector would free them."""
+    session = open_stand_in(workspace, spec_of())
+    unfused = session._unfused = object.__new__(UnfusedTensors)
+    unfused._found = {"hidden": torch.ones(3)}
+    tensor = weakref.ref(unfused._found["hidden"])
+    session.close()
+    assert tensor() is None
 
 
 def test_a_model_without_a_cache_runs_in_one_step(workspace):

@@ -33,6 +33,33 @@ class Squares:
         return number**2, os.getpid()
 
 
+class Written:
+    """Adds, and leaves a file when it is closed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, number):
+        return number + 1
+
+    def close(self):
+        (self.folder / f"closed{os.getpid()}").touch()
+
+
+@dataclass(frozen=True)
+class Adds(Squares):
+    def open(self, workspace):
+        return Written(self.cache)
+
+
+@pytest.mark.parametrize("run", [in_process, local_processes(2)])
+def test_what_was_opened_is_closed_after_the_last_task_in_every_process(tmp_path, workspace, run):
+    assert collect(run, Adds(tmp_path), [1, 2, 3], workspace) == {"1": 2, "2": 3, "3": 4}
+    closed = list(tmp_path.glob("closed*"))
+    assert 1 <= len(closed) <= 2
+    assert (tmp_path / f"closed{os.getpid()}" in closed) == (run is in_process)
+
+
 @pytest.fixture
 def workspace():
     said = []

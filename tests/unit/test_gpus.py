@@ -1,8 +1,10 @@
 import os
+from contextlib import contextmanager
 
 import pytest
 import torch
 
+from ditto_core.backends.tensorrt.session import CudaStreams
 from ditto_core.errors import UsageError
 from ditto_core.gpus import check_device, installed_gpus, pin_gpu, visible_gpus
 from ditto_core.options import PairOptions
@@ -40,3 +42,47 @@ def test_a_gpu_that_is_not_there_is_said_before_anything_is_built():
     with pytest.raises(UsageError, match=r"device 'cuda' needs a GPU, but torch .* expected cpu"):
         Pair(None, None, PairOptions(device="cuda"))
     check_device("cpu")
+
+
+def test_a_gpu_that_another_process_has_is_said_to_be_out_of_sight(monkeypatch):
+    """Two workers, two GPUs, and ``cuda:1`` in the options: each worker sees one, as ``cuda:0``."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    pin_gpu(1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    check_device("cuda")
+    with pytest.raises(UsageError, match=r"finds 1 GPUs, .*CUDA_VISIBLE_DEVICES is '5' .*: say cuda\)$"):
+        check_device("cuda:1")
+
+
+def test_an_engine_runs_on_its_own_gpu_whichever_is_the_callers(monkeypatch):
+    """A stand-in for torch's streams: which device is current while the engine runs, and who waits for whom."""
+    current, waits = [0], []
+
+    class StreamStandIn:
+        def __init__(self, device=None):
+            self.device = device
+
+        def wait_stream(self, other):
+            waits.append((self, other))
+
+    @contextmanager
+    def entered(what):
+        before, current[0] = current[0], getattr(what, "device", what).index
+        yield
+        current[0] = before
+
+    device = torch.device("cuda", 1)
+    default, side = StreamStandIn(device), StreamStandIn(device)
+    fakes = {"Stream": StreamStandIn, "stream": entered, "device": entered, "default_stream": lambda device: default}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+    for callers in (default, side):
+        monkeypatch.setattr("torch.cuda.current_stream", lambda device, found=callers: found)
+        streams = CudaStreams(device)
+        waits.clear()
+        with streams.use() as stream:
+            assert current == [1]
+            assert (stream is side) == (callers is side)
+        assert current == [0]
+        assert waits == ([(stream, default), (default, stream)] if callers is default else [])

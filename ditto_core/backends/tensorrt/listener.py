@@ -41,6 +41,10 @@ class UnfusedTensors:
         """How many tensors came in the last step, and how many of them have a name in the model."""
         return f"{len(self._found)} tensors delivered, {self._named} named"
 
+    def release(self) -> None:
+        """Forget the tensors of the last step. The listener and this object hold each other until Python looks."""
+        self._found.clear()
+
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Collect during one execution. Raises :class:`RunError` when a tensor could not be copied."""

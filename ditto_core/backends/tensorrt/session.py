@@ -122,6 +122,8 @@ class TensorRTSession:
     def close(self) -> None:
         """Release the engine and keep the kernels that were compiled for the next session."""
         self._past.clear()
+        if self._unfused:
+            self._unfused.release()
         self._binder.release()
         self._loaded.close()
 
@@ -179,7 +181,8 @@ class CudaStreams:
         """Enter the stream; it waits for the caller's work, and the caller's later work waits for it."""
         current = torch.cuda.current_stream(self._device)
         if current != torch.cuda.default_stream(self._device):
-            yield current
+            with torch.cuda.device(self._device):  # it may not be the caller's current one
+                yield current
             return
         self._own.wait_stream(current)
         with torch.cuda.stream(self._own):

@@ -17,9 +17,14 @@ JOIN_SECONDS = 60.0
 
 
 class Handoff:
-    """``step`` is called by the consumer; ``offer`` by the callback, inside the run."""
+    """``step`` is called by the consumer; ``offer`` by the callback, inside the run.
 
-    def __init__(self) -> None:
+    ``settle`` waits for what the calling thread has begun: before tensors are handed over, and before the run goes on
+    and may write to them again.
+    """
+
+    def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
+        self._settle = settle
         self._offers: queue.Queue[Any] = queue.Queue(1)
         self._orders: queue.Queue[Any] = queue.Queue(1)
         self._stopped = False
@@ -38,6 +43,7 @@ class Handoff:
         """
         if self._waiting:
             self._waiting = False
+            self._settle()
             self._orders.put(order)
         found = self._offers.get()
         if isinstance(found, Failure):
@@ -49,6 +55,7 @@ class Handoff:
         """Hand a step over and return the order to go on with, or None when nobody wants more."""
         if self._stopped:
             return None
+        self._settle()
         self._offers.put(value)
         return self._orders.get()
 

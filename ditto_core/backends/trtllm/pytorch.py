@@ -15,7 +15,7 @@ from ditto_core.backends.base import SessionInfo, TapSink
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.handoff import Handoff
 from ditto_core.backends.trtllm.names import FUSED_QKV, Place
-from ditto_core.backends.trtllm.session import LOGITS, NO_END, device, one_hot
+from ditto_core.backends.trtllm.session import LOGITS, NO_END, device, one_hot, settle
 from ditto_core.errors import BackendError, RunError, UsageError
 from ditto_core.layout import new_tokens, prompts, to_rows
 from ditto_core.sites import Tap
@@ -95,7 +95,7 @@ class TorchSession:
         (prompt,) = prompts(inputs["input_ids"], inputs["attention_mask"])
         room = self._limit - len(prompt)
         sampling = calls.SAMPLING(max_tokens=room, end_id=NO_END, pad_id=0, ignore_eos=True, return_context_logits=True)
-        self._handoff = Handoff()
+        self._handoff = Handoff(settle)
         self._request = calls.GENERATE_ASYNC(self._llm, inputs=prompt.tolist(), sampling_params=sampling)
         self._handoff.start(partial(calls.RESULT, self._request))  # its end is the end of the run
         return self._handoff.step()

@@ -74,7 +74,7 @@ class EngineSession:
         self._runner = None
 
     def _prefill(self, inputs: Mapping[str, torch.Tensor]) -> Any:
-        handoff = Handoff()
+        handoff = Handoff(settle)
         rows = prompts(inputs["input_ids"], inputs["attention_mask"])
         room = self._limit - max(len(row) for row in rows)
         if room < 1:
@@ -110,6 +110,12 @@ def on_device(target: Any) -> Any:
         return target()
 
     return run
+
+
+def settle() -> None:
+    """Wait for the GPU: each thread has a stream of its own, and none waits for another's."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def force(session: Any, handoff: Handoff, step: int, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

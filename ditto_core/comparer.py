@@ -10,7 +10,8 @@ import torch
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities
-from ditto_core.compare.tolerance import UNJUDGED, Tolerance
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.floor import Floor
 from ditto_core.generate import valid_elements
 from ditto_core.sites import Tap

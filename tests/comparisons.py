@@ -14,7 +14,8 @@ from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import Metrics, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult, TokenResult
 from ditto_core.compare.tokens import measure_logits
-from ditto_core.compare.tolerance import WITHIN, Tolerance, Verdict
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.verdict import WITHIN, Verdict
 from ditto_core.sites import Tap
 
 FLOOR = 1e-6

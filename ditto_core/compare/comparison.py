@@ -21,7 +21,8 @@ from ditto_core.compare.result import (
     token_from_json,
 )
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import Tolerance, Verdict
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.verdict import Verdict
 from ditto_core.errors import TraceError
 from ditto_core.receipt import Receipt
 from ditto_core.sites import Tap, matches

@@ -15,8 +15,9 @@ from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits
-from ditto_core.compare.tolerance import EPSILON, QUANTIZED, UNJUDGED, Tolerance
+from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance
 from ditto_core.compare.ulp import coarser
+from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError
 from ditto_core.receipt import make_receipt

@@ -9,7 +9,7 @@ from typing import Any
 
 from ditto_core.compare.metrics import Metrics
 from ditto_core.compare.tokens import matching_prefix
-from ditto_core.compare.tolerance import Verdict
+from ditto_core.compare.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.compare.verdict import DIVERGED, EXPLAINED, Verdict, decide
 from ditto_core.errors import SelectorError, UsageError, nearest
 from ditto_core.sites import matches, no_match
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from ditto_core.backends.base import KernelProperty
     from ditto_core.compare.metrics import Metrics
 
-WITHIN, EXPLAINED, DIVERGED = "within", "explained", "diverged"
 
 FACTOR = 4.0
 """How many times the noise floor a healthy engine may show; benchmarks/tolerance.md has the measurement."""
@@ -124,39 +124,6 @@ class Rule:
     def applies(self, sites: Sequence[str], step: int) -> bool:
         """Tell whether the rule speaks of a site (by any of its names) at a step."""
         return (self.step is None or self.step == step) and any(matches(self.selector, site) for site in sites)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What was decided at one site and step, by which rule, with how much room: ``margin`` is value / bound."""
-
-    status: str
-    metric: str
-    value: float
-    bound: float
-    rule: str
-
-    @property
-    def margin(self) -> float:
-        """Return value / bound: above 1 it has diverged. A bound of infinity leaves room for anything."""
-        if self.bound == math.inf:
-            return 0.0
-        if self.bound:
-            return self.value / self.bound
-        return math.inf if self.value else 0.0
-
-    @property
-    def ok(self) -> bool:
-        """Tell whether the site passed."""
-        return self.status != DIVERGED
-
-    def __str__(self) -> str:
-        sign = "<=" if self.ok else ">"
-        return f"{self.metric} {self.value:.1e} {sign} {self.bound:.1e} ({self.rule})"
-
-
-UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "not judged yet")
-"""Stands in a result until all of a run's results are judged together."""
 
 
 @dataclass(frozen=True)
@@ -284,11 +251,6 @@ def by_rule(rule: Rule, metrics: Metrics) -> Verdict:
     if unequal and rule.bound < math.inf:
         return Verdict(DIVERGED, rule.metric, math.inf, rule.bound, f"{text}; {unequal} NaN or Inf are never allowed")
     return rule.decide(float(getattr(metrics, rule.metric)))
-
-
-def decide(metric: str, value: float, bound: float, rule: str) -> Verdict:
-    """Compare a value with its bound; NaN never passes."""
-    return Verdict(WITHIN if value <= bound else DIVERGED, metric, value, bound, rule)
 
 
 def positive(value: Any) -> float:

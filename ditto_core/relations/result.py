@@ -11,7 +11,8 @@ from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import ShapeMismatch, measure
 from ditto_core.compare.result import SiteResult, number
 from ditto_core.compare.tokens import measure_logits
-from ditto_core.compare.tolerance import DIVERGED, UNJUDGED, WITHIN, Tolerance, Verdict
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.verdict import DIVERGED, UNJUDGED, WITHIN, Verdict
 from ditto_core.receipt import make_receipt
 from ditto_core.relations.feed import Captured, Feed, differing_bits
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.compare.tolerance import EXPLAINED
+from ditto_core.compare.verdict import EXPLAINED
 from ditto_core.report.samples import Element, Sample, sample_dump
 
 if TYPE_CHECKING:

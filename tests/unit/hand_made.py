@@ -11,7 +11,8 @@ from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.tolerance import WITHIN, Tolerance, Verdict
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.verdict import WITHIN, Verdict
 from ditto_core.sites import Tap
 
 ENGINE = SessionInfo("onnxruntime float16", "onnxruntime", "float16", model="tiny", facts={"onnxruntime": "1"})

@@ -12,7 +12,8 @@ from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.rules import calibrate, load_tolerance, project_tolerance
 from ditto_core.compare.tokens import measure_logits
-from ditto_core.compare.tolerance import DIVERGED, EXPLAINED, WITHIN, Tolerance, Verdict
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.verdict import DIVERGED, EXPLAINED, WITHIN, Verdict
 from ditto_core.errors import SelectorError, UsageError
 from ditto_core.sites import Tap
 

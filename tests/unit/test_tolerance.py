@@ -6,19 +6,8 @@ import pytest
 import torch
 
 from ditto_core.compare.metrics import measure
-from ditto_core.compare.tolerance import (
-    DIVERGED,
-    EXPLAINED,
-    FACTOR,
-    METRICS,
-    WITHIN,
-    Rule,
-    Tolerance,
-    Verdict,
-    by_rule,
-    decide,
-    parse_rule,
-)
+from ditto_core.compare.tolerance import FACTOR, METRICS, Rule, Tolerance, by_rule, parse_rule
+from ditto_core.compare.verdict import DIVERGED, EXPLAINED, WITHIN, Verdict, decide
 from ditto_core.errors import UsageError
 
 OFF_BY_A_TENTH = measure(torch.tensor([1.1, 1.1], dtype=torch.float64), torch.ones(2, dtype=torch.float64))

@@ -1,0 +1,46 @@
+"""What was decided about a number: its bound, the rule that set it, and whether it passed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+WITHIN, EXPLAINED, DIVERGED = "within", "explained", "diverged"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was decided at one site and step, by which rule, with how much room: ``margin`` is value / bound."""
+
+    status: str
+    metric: str
+    value: float
+    bound: float
+    rule: str
+
+    @property
+    def margin(self) -> float:
+        """Return value / bound: above 1 it has diverged. A bound of infinity leaves room for anything."""
+        if self.bound == math.inf:
+            return 0.0
+        if self.bound:
+            return self.value / self.bound
+        return math.inf if self.value else 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether the site passed."""
+        return self.status != DIVERGED
+
+    def __str__(self) -> str:
+        sign = "<=" if self.ok else ">"
+        return f"{self.metric} {self.value:.1e} {sign} {self.bound:.1e} ({self.rule})"
+
+
+UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "not judged yet")
+"""Stands in a result until all of a run's results are judged together."""
+
+
+def decide(metric: str, value: float, bound: float, rule: str) -> Verdict:
+    """Compare a value with its bound; NaN never passes."""
+    return Verdict(WITHIN if value <= bound else DIVERGED, metric, value, bound, rule)

@@ -172,22 +172,23 @@ def width_96() -> Any:
     return tiny_decoder("llama", layers=1, hidden_size=96)
 
 
-def beyond_half() -> Any:
-    """Llama whose second MLP multiplies to more than float16 holds."""
+def with_large_weights(*names: str) -> Any:
+    """Llama whose projections of these names in the second layer have weights 300 times as large."""
     model = tiny_decoder("llama")
     with torch.no_grad():
-        for projection in (model.model.layers[1].mlp.gate_proj, model.model.layers[1].mlp.up_proj):
-            projection.weight.mul_(300)
+        for name in names:
+            model.model.layers[1].get_submodule(name).weight.mul_(300)
     return model
+
+
+def beyond_half() -> Any:
+    """Llama whose second MLP multiplies to more than float16 holds."""
+    return with_large_weights("mlp.gate_proj", "mlp.up_proj")
 
 
 def far_apart() -> Any:
     """Llama whose queries and keys multiply to more than float16 holds."""
-    model = tiny_decoder("llama")
-    with torch.no_grad():
-        for projection in (model.model.layers[1].self_attn.q_proj, model.model.layers[1].self_attn.k_proj):
-            projection.weight.mul_(300)
-    return model
+    return with_large_weights("self_attn.q_proj", "self_attn.k_proj")
 
 
 MORE = {

@@ -10,7 +10,8 @@ import typer
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ditto_core.compare.tolerance import Rule
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.tolerance import Rule, Tolerance
 
 
 def command(
@@ -51,19 +52,15 @@ def command(
     from ditto_core.compare.dumps import compare_dumps
     from ditto_core.compare.offline import compare_offline
     from ditto_core.compare.rules import calibrate as write_rules
-    from ditto_core.compare.rules import load_tolerance, project_tolerance
-    from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance
-    from ditto_core.report.text import ROWS, failure_message, table
+    from ditto_core.compare.tolerance import EPSILON, QUANTIZED
     from ditto_core.spec import parse_dtype
 
-    filed = load_tolerance(tolerances) if tolerances else project_tolerance(Path.cwd())
-    rules = Tolerance(rules=tuple(parse_rule(text) for text in tolerance or [])).over(filed)
     place = int(rank) if rank is not None and rank.isdecimal() else rank
     options = {"rank": place, "runner": runner, "etrecord": etrecord, "debug_buffer": debug_buffer}
     pairs = compare_dumps(actual, expected, name_map=name_map, **options)
     found = compare_offline(
         pairs,
-        tolerance=rules,
+        tolerance=tolerance_of(tolerance or [], tolerances),
         rtol=rtol,
         atol=atol,
         equal_nan=equal_nan,
@@ -74,20 +71,34 @@ def command(
         found.save(json_file)
     if calibrate is not None:
         typer.echo(f"{write_rules([found], calibrate)} rules in {calibrate}: review and commit it", err=True)
+    show(found, verbose)
+    if not found:
+        raise typer.Exit(2 if found.missing else 1)
+
+
+def show(found: Comparison, verbose: bool) -> None:
+    """Print the notes, the table, and why the comparison failed."""
+    from ditto_core.report.text import ROWS, failure_message, table
+
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
     typer.echo(table(found, len(found.sites) if verbose else ROWS))
     if not found:
         typer.echo(failure_message(found), err=True)
-    if found.missing:
-        raise typer.Exit(2)
-    if not found:
-        raise typer.Exit(1)
+
+
+def tolerance_of(texts: list[str], file: Path | None) -> Tolerance:
+    """Return the rules of the command line over those of a file, or of the project."""
+    from ditto_core.compare.rules import load_tolerance, project_tolerance
+    from ditto_core.compare.tolerance import Tolerance
+
+    filed = load_tolerance(file) if file else project_tolerance(Path.cwd())
+    return Tolerance(rules=tuple(parse_rule(text) for text in texts)).over(filed)
 
 
 def parse_rule(text: str) -> Rule:
     """Read ``SELECTOR=BOUND`` or ``METRIC:SELECTOR=BOUND``."""
-    from ditto_core.compare.tolerance import METRICS, Rule
+    from ditto_core.compare.tolerance import LOGITS_METRICS, METRICS, Rule
 
     selector, _, bound = text.rpartition("=")
     metric, colon, rest = selector.partition(":")
@@ -95,6 +106,6 @@ def parse_rule(text: str) -> Rule:
         number = float(bound)
     except ValueError as error:
         raise UsageError(f"--tolerance got {text!r}, expected SELECTOR=BOUND such as '**=1e-3'") from error
-    if colon and metric in METRICS:
+    if colon and metric in METRICS + LOGITS_METRICS:
         return Rule(rest, number, metric=metric)
     return Rule(selector, number)

@@ -13,7 +13,8 @@ from ditto_core.options import PairOptions
 from ditto_core.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace
-from tests.faults.cases import ALONE, CASES, NAMELESS, NORM, PROBS, TABLE, Case
+from tests.faults.case import ALONE, NORM, PROBS, TABLE, Case
+from tests.faults.cases import CASES, NAMELESS
 from tests.faults.runs import CAUSES as RUN_CAUSES
 from tests.faults.runs import DOWN
 from tests.models import DECODERS, MORE

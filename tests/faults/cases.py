@@ -1,46 +1,27 @@
 """One fault a case: what is put into a real engine, where it is to be blamed, and what its cause is called."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from tests.faults import cache, graph, ids, mask, norm, rope, weights
-
-LAYER = "model.layers.1"
-ATTENTION = f"{LAYER}.self_attn"
-MLP = f"{LAYER}.mlp"
-NORM = f"{LAYER}.input_layernorm"
-PROBS, CONTEXT = f"{ATTENTION}:probs", f"{ATTENTION}:context"
-Q_ROPE, K_ROPE, V_STATES = (f"{ATTENTION}:{port}" for port in ("q_rope", "k_rope", "v_states"))
-MASK = "model.layers.0:in.attention_mask"
-EMBED, TABLE = "model.embed_tokens", "model.rotary_emb"
-GPT = "transformer.h.1"
-
-ALONE = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
-PADDED = [ALONE, [20, 21, 22, 23, 24, 25, 26]]
-TWO = [ALONE, [20 + 7 * token for token in ALONE]]
-LARGE = [5, 300, 6, 390, 310, 7]
-NAN = float("nan")
-SINE = (f"{TABLE}:out.1",)
-LINEAR = tuple(f"self_attn.{name}_proj" for name in "qkvo")
-LINEAR = (*LINEAR, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn:probs", "self_attn:context")
-PRODUCTS = ("lm_head", *(f"model.layers.{i}.{name}" for i in range(2) for name in LINEAR))
-
-
-@dataclass(frozen=True)
-class Case:
-    """``also``: other sites that the fault touches. ``step``: the first that shows it."""
-
-    name: str
-    fault: object
-    site: str
-    kind: str
-    rule: str
-    model: str = "llama"
-    dtype: str = "float32"
-    step: int = 0
-    prompts: object = None
-    also: tuple = ()
+from tests.faults import cache, graph, ids, mask, rope, weights
+from tests.faults.case import (
+    CONTEXT,
+    EMBED,
+    GPT,
+    K_ROPE,
+    LAYER,
+    MASK,
+    MLP,
+    NAN,
+    PADDED,
+    PROBS,
+    Q_ROPE,
+    SINE,
+    TABLE,
+    TWO,
+    V_STATES,
+    Case,
+)
+from tests.faults.product_cases import EMBEDDINGS, LINEARS, NORMS
 
 
 def unscaled(base):
@@ -59,207 +40,6 @@ def half(f):
 
 
 FULL = "model.rotary_emb@full_attention"
-EMBEDDINGS = [
-    Case("table zero", weights.zeroed(EMBED), EMBED, "weights zeroed", "embedding.zeroed"),
-    Case("table scaled", weights.scaled(EMBED, 1.01), EMBED, "weight scaled", "embedding.scale_missing"),
-    Case(
-        "no embedding scale",
-        graph.constant_changed(EMBED, "Mul", lambda s: s * 0 + 1),
-        EMBED,
-        "embedding scale missing",
-        "embedding.scale_missing",
-        "gemma3",
-    ),
-    Case("table int8", weights.table_quantized(EMBED), EMBED, "weights quantized", "embedding.quantized"),
-    Case("int32", ids.as_int32(), EMBED, "int64 read as int32", "embedding.other_rows"),
-    Case("8 bits", ids.changed("Mod", 256), EMBED, "ids truncated", "embedding.other_rows", "many_ids", prompts=LARGE),
-    Case(
-        "16 bits",
-        ids.changed("Mod", 2**16),
-        EMBED,
-        "ids truncated",
-        "embedding.other_rows",
-        "large_vocabulary",
-        prompts=[5, 66_000, 6, 69_990, 65_536, 7],
-    ),
-    Case(
-        "32 bits",
-        ids.low_word(),
-        EMBED,
-        "ids truncated",
-        "embedding.other_rows",
-        "clamped_ids",
-        prompts=[5, 2**32 + 300, 6, 1000, 2**40 + 310, 7],
-    ),
-    Case(
-        "offset wraps",
-        ids.offset_wraps(14),
-        EMBED,
-        "table offset wraps",
-        "embedding.offset_wrapped",
-        "width_96",
-        prompts=[5, 200, 6, 170, 240, 7],
-    ),
-    Case("shift", ids.changed("Add", 1), EMBED, "ids shifted", "embedding.other_rows"),
-    Case("one unknown id", ids.replaced(14, 0), EMBED, "other ids", "embedding.other_rows"),
-    Case("one id after another", ids.replaced(7, 9), EMBED, "other ids", "embedding.other_rows"),
-    Case("small vocabulary", ids.changed("Min", 11), EMBED, "ids replaced", "embedding.other_rows"),
-    Case("scrambled", ids.scrambled(), EMBED, "other ids", "embedding.other_rows"),
-    Case(
-        "wpe counts padding",
-        rope.positions_from_zero(),
-        "transformer.wpe",
-        "padding positions",
-        "embedding.other_rows",
-        "gpt2",
-        prompts=PADDED,
-    ),
-    Case(
-        "wpe from one",
-        ids.positions_shifted(1),
-        "transformer.wpe",
-        "positions shifted",
-        "embedding.other_rows",
-        "gpt2",
-    ),
-    Case(
-        "wpe ends",
-        ids.changed("Min", 6, "transformer.wpe"),
-        "transformer.wpe",
-        "positions bounded",
-        "embedding.other_rows",
-        "gpt2",
-    ),
-]
-
-LINEARS = [
-    Case("scale", weights.scaled(f"{MLP}.down_proj", 1.01), f"{MLP}.down_proj", "weight scaled", "linear.scaled"),
-    Case(
-        "tiny scale", weights.scaled(f"{MLP}.down_proj", 1.00001), f"{MLP}.down_proj", "weight scaled", "linear.scaled"
-    ),
-    Case("zero", weights.zeroed(f"{ATTENTION}.v_proj"), f"{ATTENTION}.v_proj", "weights zeroed", "linear.zeroed"),
-    Case(
-        "transpose",
-        weights.transposed(f"{ATTENTION}.q_proj"),
-        f"{ATTENTION}.q_proj",
-        "weight transposed",
-        "linear.transposed",
-    ),
-    Case("nan", weights.not_a_number(f"{MLP}.up_proj"), f"{MLP}.up_proj", "weights not finite", "linear.not_finite"),
-    Case(
-        "gate and up",
-        weights.exchanged(f"{MLP}.gate_proj", f"{MLP}.up_proj"),
-        f"{MLP}.gate_proj",
-        "weights of another layer",
-        "linear.other_weight",
-    ),
-    Case(
-        "layers",
-        weights.exchanged(f"{ATTENTION}.o_proj", "model.layers.0.self_attn.o_proj"),
-        f"{ATTENTION}.o_proj",
-        "weights of another layer",
-        "linear.other_weight",
-    ),
-    Case(
-        "rows", weights.rows_changed(f"{MLP}.up_proj", [7]), f"{MLP}.up_proj", "weight rows changed", "linear.some_rows"
-    ),
-    Case(
-        "order",
-        weights.interleaved(f"{ATTENTION}.q_proj", 4),
-        f"{ATTENTION}.q_proj",
-        "fused weight order",
-        "linear.permuted",
-    ),
-    Case(
-        "fused order",
-        weights.interleaved(f"{GPT}.attn.c_attn", 3),
-        f"{GPT}.attn.c_attn",
-        "fused weight order",
-        "linear.permuted",
-        "gpt2",
-    ),
-    Case("int8", weights.quantized(f"{MLP}.up_proj"), f"{MLP}.up_proj", "weights quantized", "linear.quantized"),
-    Case("int4", weights.quantized(f"{MLP}.up_proj", 4, 32), f"{MLP}.up_proj", "weights quantized", "linear.quantized"),
-    Case("zero points", weights.affine(f"{MLP}.up_proj"), f"{MLP}.up_proj", "weights quantized", "linear.quantized"),
-    Case(
-        "bias",
-        weights.bias_scaled(f"{GPT}.mlp.c_fc", 0),
-        f"{GPT}.mlp.c_fc",
-        "bias missing",
-        "linear.bias_lost",
-        "biased",
-    ),
-    Case(
-        "bias twice",
-        weights.bias_scaled(f"{GPT}.mlp.c_fc", 2),
-        f"{GPT}.mlp.c_fc",
-        "bias scaled",
-        "linear.bias_lost",
-        "biased",
-    ),
-    Case(
-        "tf32",
-        graph.products_rounded(10),
-        "model.layers.0.self_attn.q_proj",
-        "TF32",
-        "linear.reduced_precision",
-        also=PRODUCTS,
-    ),
-    Case(
-        "bfloat16",
-        graph.products_rounded(7, [f"{MLP}.gate_proj"]),
-        f"{MLP}.gate_proj",
-        "bfloat16 products",
-        "linear.reduced_precision",
-    ),
-    Case(
-        "half sums",
-        graph.half_accumulation("model.layers.0.mlp.down_proj"),
-        "model.layers.0.mlp.down_proj",
-        "narrow accumulation",
-        "linear.low_accumulation",
-        "wide",
-        "float16",
-    ),
-]
-
-NORMS = [
-    Case("norm zero", weights.zeroed(NORM), NORM, "weights zeroed", "norm.scaled"),
-    Case("epsilon", graph.constant_changed(NORM, "Add", lambda e: e * 100), NORM, "norm epsilon", "norm.epsilon"),
-    Case("epsilon outside", norm.epsilon_outside(NORM, 1e-2), NORM, "norm epsilon", "norm.outside"),
-    Case("sum of squares", norm.mean_scaled(NORM, 64.0), NORM, "weight scaled", "norm.scaled"),
-    Case(
-        "norm offset",
-        lambda edit: edit.change_weight(NORM, lambda w: w - 1),
-        NORM,
-        "norm weight offset",
-        "norm.variant",
-        "gemma3",
-    ),
-    Case("norm weight ignored", weights.ignored(NORM), NORM, "norm weight ignored", "norm.variant"),
-    Case("mean subtracted", norm.centred(NORM), NORM, "norm kind", "norm.variant"),
-    Case("norm missing", norm.missing(NORM), NORM, "norm missing", "norm.variant"),
-    Case("norm only multiplies", norm.only_multiplies(NORM), NORM, "norm missing", "norm.variant"),
-    Case("norm bias", norm.without_bias(f"{GPT}.ln_1"), f"{GPT}.ln_1", "bias missing", "norm.variant", "biased"),
-    Case("norm scaled", weights.scaled(NORM, 1.01), NORM, "weight scaled", "norm.scaled"),
-    Case(
-        "norms exchanged",
-        weights.exchanged(NORM, f"{LAYER}.post_attention_layernorm"),
-        NORM,
-        "weights of another layer",
-        "norm.other_weight",
-    ),
-    Case(
-        "norm overflow",
-        norm.half_square("model.layers.0.input_layernorm"),
-        "model.layers.0.input_layernorm",
-        "norm overflow",
-        "norm.overflow",
-        "loud",
-        "float16",
-    ),
-]
-
 ROTATIONS = [
     Case("rope factor", rope.frequencies(lambda f: f / 8), TABLE, "RoPE scaling factor", "rope.frequencies", also=SINE),
     Case(

@@ -219,6 +219,9 @@ def test_a_quantized_engine_is_judged_by_the_logits_in_its_dump(compare, tmp_pat
     code, output = compare(bad, reference, "--dtype", "int8")
     assert code == 1
     assert "engine diverges at the logits, step 0: kl_mean" in output
+    allowed = ("--tolerance", "kl_mean:logits=99", "--tolerance", "top1_disagreement:logits=1")
+    assert compare(bad, reference, "--dtype", "int8", *allowed)[0] == 0
+    assert compare(bad, reference, "--tolerance", "logits=99", "--tolerance", "kl_mean:logits=1e-9")[0] == 1
     code, output = compare(none, none, "--dtype", "int8")
     assert code == 2
     assert "an int8 engine is judged by its logits, which these dumps do not hold" in output

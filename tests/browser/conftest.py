@@ -10,14 +10,13 @@ from filelock import FileLock
 
 from ditto_core.compare.comparison import Comparison
 from ditto_core.report.html import write_html
+from tests.browser.patience import PATIENCE
 from tests.browser.runs import RUNS
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-PATIENCE = 120_000
-"""Milliseconds: a busy machine is slow, and nothing here is timed."""
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import onnx
 import pytest
 
 from ditto_core.report.explorer import annotate_onnx, worst_by_value, write_overlay
-from tests.browser.conftest import FLAGS, PATIENCE
+from tests.browser.conftest import FLAGS
+from tests.browser.patience import PATIENCE, until
 from tests.browser.runs import DOWN
 
 ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
@@ -89,7 +90,7 @@ def test_model_explorer_shows_the_error_of_every_node(page, explorer, runs):
     page.goto(explorer)
     stats = page.get_by_text("Aggregated stats")
     stats.wait_for()
-    page.wait_for_function("/Sum\\s+[\\d.]+/.test(document.body.innerText)")
+    until(page, "/Sum\\s+[\\d.]+/.test(document.body.innerText)")
     body = page.inner_text("body")
     assert "onnxruntime float32 against eager float64: error / bound" in body
     worst = float(re.search(r"Max\s+([\d.]+)", body)[1])

@@ -11,6 +11,7 @@ from PIL import Image
 
 from ditto_core.report.html import write_html
 from ditto_core.trace import TraceWriter
+from tests.browser.patience import until
 from tests.browser.pictures import black, blue, contrast, counted, orange, pixels, share
 from tests.browser.runs import DOWN, RUNS
 from tests.comparisons import comparison, faulty
@@ -100,7 +101,7 @@ def test_the_charts_follow_the_width_of_the_window(opened):
     report = opened("faulty")
     wide = report.cell(0, 0)["width"]
     report.page.set_viewport_size({"width": 760, "height": 900})
-    report.page.wait_for_function(f"document.querySelector('.chart-map').place.step < {wide * 0.7}")
+    until(report.page, f"document.querySelector('.chart-map').place.step < {wide * 0.7}")
     assert report.page.evaluate("document.documentElement.scrollWidth") <= 760
 
 

@@ -81,18 +81,30 @@ def open_pt(path: Path) -> Tensors:
     """Open what ``torch.save`` wrote: a tensor, or dictionaries and lists of them (names are joined with dots)."""
     with reading(path):
         found: dict[str, torch.Tensor] = {}
-        for name, tensor in flatten(load_pt(path, str(path)), ""):
+        for name, tensor in tensors_of(path):
             if name in found:
                 raise TraceError(f"{path} holds two tensors that are named {name!r} when nested names are joined")
             found[name] = tensor
         return found
 
 
+def tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the named tensors of a file of ``torch.save``."""
+    try:
+        value = load_pt(path, str(path))
+    except RuntimeError as error:
+        if not mapped.exceeds_memory(error):
+            raise
+        value = mapped.load_outline(path)
+    for name, tensor in flatten(value, ""):
+        yield name, mapped.filled(path, tensor)
+
+
 def load_pt(source: Path | IO[bytes], name: str) -> Any:
     """Load with ``weights_only=True``; a file of the zip format is mapped into memory."""
-    mapped = isinstance(source, Path) and starts_with(source, _ZIP)
+    zipped = isinstance(source, Path) and starts_with(source, _ZIP)
     try:
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         found = _GLOBAL.search(str(error))
         reason = f"it holds the pickled object {found[1]}" if found else "it is not a file of tensors"

@@ -1,7 +1,7 @@
-"""Safetensors files, also those that are larger than the memory that the system promises.
+"""Safetensors files and torch's own, also those that are larger than the memory that the system promises.
 
-The library maps a file so that it may be written to, privately. Linux refuses that for a file beyond memory and swap,
-though only a part is ever touched. Such a file is mapped for reading only: writing to its tensors ends the process.
+Their libraries map a file so that it may be written to, privately. Linux refuses that for a file beyond memory and
+swap, though only a part is ever touched. Such a file is mapped for reading only: writing to its tensors ends the process.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ def load(path: Path, name: str) -> torch.Tensor:
             tensor: torch.Tensor = file.get_tensor(name)
             return tensor
     except RuntimeError as error:
-        if "allocate memory" not in str(error):
+        if not exceeds_memory(error):
             raise
     return read_only(path, name)
+
+
+def exceeds_memory(error: RuntimeError) -> bool:
+    """Tell whether a file was refused because it is larger than memory."""
+    return "allocate memory" in str(error)
 
 
 def read_only(path: Path, name: str) -> torch.Tensor:
@@ -49,12 +54,33 @@ def read_only(path: Path, name: str) -> torch.Tensor:
         length = int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(length))[name]
     (begin, end), dtype = entry["data_offsets"], DTYPES[entry["dtype"]]
-    if begin == end:
-        return torch.empty(entry["shape"], dtype=dtype)
-    found = from_read_only(np.memmap(path, np.uint8, "r", 8 + length + begin, (end - begin,)))
-    if found.data_ptr() % dtype.itemsize:
-        found = found.clone()
-    return found.view(dtype).reshape(entry["shape"])
+    return bytes_of(path, 8 + length + begin, end - begin, dtype).reshape(entry["shape"])
+
+
+def bytes_of(path: Path, begin: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Map ``count`` bytes of a file from ``begin`` on as a flat tensor; a copy where they lie unaligned."""
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    found = from_read_only(np.memmap(path, np.uint8, "r", begin, (count,)))
+    return (found.clone() if found.data_ptr() % dtype.itemsize else found).view(dtype)
+
+
+def load_outline(path: Path) -> Any:
+    """Load a file of ``torch.save`` without the tensors' data: fake tensors, for :func:`filled`."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def filled(path: Path, fake: torch.Tensor) -> torch.Tensor:
+    """Map the data of a fake tensor of :func:`load_outline` for reading only. Other tensors come back as they are."""
+    storage = fake.untyped_storage()
+    begin = getattr(storage, "_checkpoint_offset", None)
+    if begin is None:
+        return fake
+    flat = bytes_of(path, begin, storage.nbytes(), fake.dtype)
+    return flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
 
 
 def from_read_only(array: np.ndarray[Any, Any]) -> torch.Tensor:

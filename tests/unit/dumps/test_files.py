@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.dumps import compare_dumps
 from ditto_core.dumps import FORMATS, open_dump
+from ditto_core.dumps.files import flatten
 from ditto_core.dumps.polygraphy import save_outputs
 from ditto_core.errors import DittoError, TraceError, UsageError
 from ditto_core.sites import Tap
 from ditto_core.trace import TraceWriter
-from ditto_core.trace.mapped import read_only
+from ditto_core.trace.mapped import filled, load_outline, read_only
 
 X = torch.arange(6.0).reshape(2, 3)
 IDS = torch.tensor([[1, 2, 3]])
@@ -106,6 +108,33 @@ def test_a_file_larger_than_memory_is_mapped(tmp_path, name):
     tensor = dump.load(0, "x")
     (tmp_path / name).unlink()
     assert (tensor.shape, tensor[0], tensor[-1]) == ((count,), 0.0, 7.0)
+
+
+def test_a_file_of_torch_larger_than_memory_is_mapped(tmp_path):
+    count = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # elements of four bytes
+    with FakeTensorMode():
+        fakes = {"x": torch.empty(count), "list": [torch.empty(2, 3).t()]}
+    with torch.serialization.skip_data(materialize_fake_tensors=True):
+        torch.save(fakes, tmp_path / "x.pt")
+    begin = load_outline(tmp_path / "x.pt")["x"].untyped_storage()._checkpoint_offset
+    with (tmp_path / "x.pt").open("r+b") as file:
+        file.seek(begin + 4 * (count - 1))
+        file.write(np.float32(7).tobytes())
+    dump = open_dump(tmp_path / "x.pt")
+    assert dump.names(0) == ["x", "list.0"]
+    assert (dump.load(0, "x").shape, dump.load(0, "x")[-2:].tolist()) == ((count,), [0.0, 7.0])
+    assert dump.load(0, "list.0").shape == (3, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_a_tensor_of_torch_that_is_mapped_for_reading_only_is_the_same(tmp_path, dtype):
+    x = torch.arange(12).reshape(3, 4).to(dtype)
+    tensors = {"whole": x, "view": x[1:], "turned": x.t(), "one": x[2, 3], "none": x[:0], "weight": X, "number": 3}
+    torch.save(tensors, tmp_path / "x.pt")
+    outline = load_outline(tmp_path / "x.pt")
+    for name, tensor in flatten(tensors, ""):
+        found = filled(tmp_path / "x.pt", dict(flatten(outline, ""))[name])
+        assert (name, found.dtype, found.tolist()) == (name, tensor.dtype, tensor.tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])

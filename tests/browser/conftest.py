@@ -134,11 +134,12 @@ class Opened:
         return self.chart(f'.charts > div:has(h4:text("{title}")) .plot')
 
     def cell(self, step: int, site: int) -> dict[str, float]:
-        """Return where a cell of the heat map lies on the screen, scrolled into view."""
-        self.find(".chart-map").scroll_into_view_if_needed()
+        """Return where a cell of the heat map lies on the screen, scrolled to its middle: no heading covers it."""
         return self.find(".chart-map").evaluate(
             """(node, [step, site]) => {
-                const box = node.getBoundingClientRect(), p = node.place;
+                const p = node.place;
+                scrollBy(0, node.getBoundingClientRect().y + p.top(step) - innerHeight / 2);
+                const box = node.getBoundingClientRect();
                 return { x: box.x + p.left(site), y: box.y + p.top(step), width: p.step, height: p.row };
             }""",
             [step, site],

@@ -100,7 +100,6 @@ def test_heat_map_has_the_colours_of_the_run(view, name):
 
 
 def test_heat_map_has_a_cell_for_every_site_and_step(view, run):
-    view.find(".chart-map").scroll_into_view_if_needed()
     for result in (run.results[0], run.results[-1], start(run)):
         cell = view.cell(result.step, run.sites.index(result.site))
         view.page.mouse.move(cell["x"] + cell["width"] / 2, cell["y"] + cell["height"] / 2)

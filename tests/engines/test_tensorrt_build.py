@@ -42,11 +42,9 @@ def spec_of(model, dtype="float32", **fields) -> EngineSpec:
     return EngineSpec.of(model, backend="tensorrt", dtype=dtype, **{"outputs": EVERYTHING, **fields})
 
 
-def build(onnx_path: Path, taps=(), *, artifacts=None, **options):
+def build(onnx_path: Path, taps=(), *, artifacts=None, batch=(1, 2, 8), **options):
     """Build an ONNX file in this process; the folder of the engine is beside it."""
-    spec = EngineSpec.of(
-        "model", backend="tensorrt", options={"isolate": False, **options}, profile={"batch": (1, 2, 8)}
-    )
+    spec = EngineSpec.of("model", backend="tensorrt", options={"isolate": False, **options}, profile={"batch": batch})
     directory = onnx_path.parent / "engine"
     directory.mkdir()
     chosen = tuple(Tap(f"onnx:{value}", value) for value in taps)
@@ -167,6 +165,46 @@ def test_profiles_may_be_listed_in_json(workspace):
 def test_a_dimension_that_no_profile_sizes_is_named(tmp_path):
     with pytest.raises(BuildError, match=r"input 'x' has a dimension 'rows' that no profile sizes \(known: batch"):
         build(two_layers(tmp_path / "m.onnx", batch="rows"))
+
+
+@pytest.mark.parametrize("most", [2**31, 2**63])
+def test_a_profile_that_tensorrt_cannot_hold_is_one_clear_error(tmp_path, most):
+    with pytest.raises(BuildError, match=rf"refuses shapes .*\[{most}, 8\] \(min, opt, max\) of input 'x'"):
+        build(two_layers(tmp_path / "m.onnx"), batch=(1, 2, most))
+
+
+def test_a_dimension_without_a_name_is_not_taken_for_an_empty_one(tmp_path):
+    borders = [("x", FLOAT, [None, 8])], [("y", FLOAT, [None, 8])]
+    path = save(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"], "node_act")], *borders)
+    with pytest.raises(BuildError, match=r"input 'x' has a dimension '\?' that no profile sizes"):
+        build(path)
+
+
+def test_an_input_that_is_returned_as_it_is_is_named(tmp_path):
+    path = save(tmp_path / "m.onnx", [], [("x", FLOAT, [2, 3])], [("x", FLOAT, [2, 3])])
+    with pytest.raises(BuildError, match="input 'x' is an output too"):
+        build(path)
+
+
+def test_products_over_dynamic_dimensions_have_no_fixed_inner_one(tmp_path):
+    nodes = [node("Transpose", ["x"], ["t"], "node_t"), node("MatMul", ["t", "x"], ["y"], "node_mm")]
+    path = save(tmp_path / "m.onnx", nodes, [("x", FLOAT, ["batch", 8])], [("y", FLOAT, [8, 8])])
+    report, _ = build(path)
+    assert report.facts["inner"] == 0
+
+
+def test_what_tensorrt_logs_stays_off_stdout(tmp_path, capsys):
+    bad = node("Det", ["x"], ["y"], "node_det")
+    with pytest.raises(BuildError):
+        build(save(tmp_path / "m.onnx", [bad], [("x", FLOAT, [2, 3, 3])], [("y", FLOAT, [2])]))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "ERROR: " in err
+
+
+def test_a_node_without_an_origin_leaves_no_gap(tmp_path):
+    with pytest.raises(BuildError, match=r"at ONNX node node_out \(Reshape\): "):
+        build(two_layers(tmp_path / "m.onnx"), batch=(0, 0, 0))
 
 
 def test_the_artifacts_are_readable_and_name_layers_and_kernels(workspace, tmp_path):

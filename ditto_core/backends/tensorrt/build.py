@@ -31,6 +31,8 @@ from ditto_core.sites import Tap
 from ditto_core.spec import ShapeProfile
 from ditto_core.units import parse_size
 
+INT32_MAX = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Order:
@@ -157,16 +159,23 @@ def add_profile(network: Network, config: Any, sizes: Mapping[str, tuple[int, in
     """Add one optimization profile. Raises :class:`BuildError` for a dimension that no profile can size."""
     profile = network.builder.create_optimization_profile()
     for tensor in network.inputs():
-        template = network.graph.inputs[tensor.name]
+        template = network.graph.inputs.get(tensor.name)
+        if template is None:  # the parser renames an input that the graph returns as it is
+            raise BuildError(f"input {tensor.name.lstrip('_')!r} is an output too, expected an Identity between them")
         unknown = [d for d in template if isinstance(d, str) and d not in sizes]
         if unknown:
             known = ", ".join(sizes)
             raise BuildError(
                 f"input {tensor.name!r} has a dimension {unknown[0]!r} that no profile sizes (known: {known})"
             )
-        profile.set_shape(
-            tensor.name, *(tuple(sizes[d][i] if isinstance(d, str) else d for d in template) for i in range(3))
-        )
+        shapes = [tuple(sizes[d][i] if isinstance(d, str) else d for d in template) for i in range(3)]
+        try:
+            profile.set_shape(tensor.name, *shapes)
+        except (RuntimeError, ValueError, TypeError) as error:  # TypeError: a size beyond 64 bits
+            raise BuildError(
+                f"{network.library.label} refuses shapes {', '.join(map(str, map(list, shapes)))} (min, opt, max) of "
+                f"input {tensor.name!r}; a size is at most {INT32_MAX}"
+            ) from error
     if config.add_optimization_profile(profile) < 0:
         raise BuildError(f"{network.library.label} refuses the optimization profile: {network.messages.last()}")
 
@@ -187,7 +196,7 @@ def build_failure(network: Network) -> str:
     """Say why the builder returned nothing: the last errors, and the origin of the node that they name."""
     reason = network.messages.last()
     node = network.graph.mentioned(reason)
-    where = f" at ONNX node {node.name} ({node.operator}), {node.origin}" if node else ""
+    where = f" at ONNX node {', '.join(filter(None, (f'{node.name} ({node.operator})', node.origin)))}" if node else ""
     if "out of memory" in reason.lower():
         return f"{network.library.label} ran out of GPU memory while building{where}: {reason}"
     return f"{network.library.label} {network.library.version} could not build the engine{where}: {reason}"

@@ -236,6 +236,25 @@ def test_the_artifacts_are_readable_and_name_layers_and_kernels(workspace, tmp_p
     assert builder["profiles"] == [{"batch": [1, 1, 8], "length": [1, 16, 512], "past": [0, 64, 1024]}]
 
 
+@pytest.mark.parametrize("mode", ["outputs", "unfused"])
+def test_an_engine_from_the_cache_has_the_artifacts_of_a_new_one(mode, workspace, tmp_path, monkeypatch):
+    spec = spec_of(DECODERS["llama"], outputs="model.layers.*", options={"taps": mode})
+    new, kept = (Workspace(Cache(tmp_path / n), artifacts=tmp_path / n / "art") for n in ("new", "kept"))
+    for each in (new, kept):
+        monkeypatch.setattr(each, "export", workspace.export)
+    new.build(spec)
+    plain = Workspace(kept.cache)
+    monkeypatch.setattr(plain, "export", workspace.export)
+    plain.build(spec)
+    monkeypatch.setattr(TensorRTBackend, "build", lambda self, request: pytest.fail("built again"))
+    kept.build(spec)
+    texts = [next((tmp_path / n / "art").glob("*/trt_network_def.py")).read_text() for n in ("new", "kept")]
+    assert texts[0] == texts[1]
+    kernels = [next((tmp_path / n / "art").glob("*/trt_kernels_per_site.json")).read_text() for n in ("new", "kept")]
+    assert kernels[0] == kernels[1]
+    assert all(next((tmp_path / "kept" / "art").glob(f"*/trt_{n}.json")) for n in ("engine", "builder_config"))
+
+
 def test_a_node_that_cannot_be_parsed_is_told_with_module_and_source_line(tmp_path):
     bad = node("Det", ["x"], ["y"], "node_det", "layers.3.mlp", "models/llama/modeling_llama.py")
     path = save(tmp_path / "m.onnx", [bad], [("x", FLOAT, [2, 3, 3])], [("y", FLOAT, [2])])

@@ -16,6 +16,7 @@ from ditto_core.backends.tensorrt.gpu import describe_gpu, driver_library
 from ditto_core.backends.tensorrt.layers import (
     Layer,
     layers_of_sites,
+    load_layers,
     named_tensors,
     parse_inspector,
     parse_log,
@@ -119,6 +120,19 @@ def build_engine(**data: Any) -> dict[str, Any]:
     if order.artifacts:
         write_artifacts(order.artifacts, network, manifest, layers, inspected)
     return manifest.to_json()
+
+
+def explain_engine(**data: Any) -> None:
+    """Write the artifacts of the engine that stands in an :class:`Order`'s directory; nothing is built."""
+    order = Order.from_json(data)
+    library = load_library()
+    messages = Messages(library)
+    network = Network.parse(library, messages, order.onnx_path)
+    mark_taps(network, order)
+    manifest, (known, _) = EngineManifest.load(order.directory), load_layers(order.directory)
+    layers, _, inspected = read_layers(library, messages, (order.directory / ENGINE_FILE).read_bytes(), True)
+    if order.artifacts:
+        write_artifacts(order.artifacts, network, manifest, layers or known, inspected)
 
 
 def mark_taps(network: Network, order: Order) -> tuple[list[Tap], dict[str, str]]:

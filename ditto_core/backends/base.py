@@ -153,7 +153,7 @@ class WritesArtifacts(Protocol):
     """A backend that can write the readable by-products of an engine that was built before, without building again."""
 
     def write_artifacts(self, request: BuildRequest) -> None:
-        """Write by-products into ``request.artifacts`` for the engine in ``request.directory``, whose taps are given."""
+        """Write by-products into ``request.artifacts`` for the engine in ``request.directory``."""
         ...
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from onnx import TensorProto
 
 from ditto_core.backends.base import BuildRequest, get_backend
 from ditto_core.backends.tensorrt import TensorRTBackend
-from ditto_core.backends.tensorrt.build import Order, configure
+from ditto_core.backends.tensorrt.build import Order, configure, give_timings, serialize
 from ditto_core.backends.tensorrt.layers import load_layers
 from ditto_core.backends.tensorrt.library import Messages, load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
@@ -115,6 +116,39 @@ def test_flags_and_limits_reach_the_builders_configuration(tmp_path, given, tf32
     assert level is None or config.builder_optimization_level == level
     assert workspace is None or config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == workspace
     assert config.num_optimization_profiles == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("known", [b"", b"damaged"])
+@pytest.mark.parametrize("taken", [True, False])
+def test_timings_are_kept_and_damaged_ones_are_done_without(tmp_path, monkeypatch, known, taken):
+    """TensorRT-RTX has the calls of TensorRT's timing cache, though it times nothing; ``taken``: what set returns."""
+    library = replace(load_library(), rtx=False)
+    monkeypatch.setattr("ditto_core.backends.tensorrt.build.describe_gpu", lambda: {"gpu": "g", "driver": "1"})
+    path = two_layers(tmp_path / "m.onnx")
+    file = tmp_path / "timing.bin"
+    monkeypatch.setattr("ditto_core.backends.tensorrt.build.state_file", lambda *parts: file)
+    file.write_bytes(known)
+    network = Network.parse(library, Messages(library), path)
+    profile = ShapeProfile.parse({"batch": (1, 2, 8)})
+    order = Order(path, tmp_path, (), False, "float32", profile, Options())
+    given = give_timings
+    offered = []
+
+    def strict(config, content):
+        offered.append(content)
+        return given(config, content) and (taken or not content)
+
+    monkeypatch.setattr("ditto_core.backends.tensorrt.build.give_timings", strict)
+    assert serialize(network, configure(network, order), order)
+    assert offered == ([known] if taken or not known else [known, b""])
+    assert file.read_bytes() not in (b"", b"damaged")
+
+
+def test_a_tensorrt_that_cannot_hand_over_unfused_tensors_says_what_to_take(tmp_path):
+    network = Network.parse(load_library(), Messages(load_library()), two_layers(tmp_path / "m.onnx"))
+    with pytest.raises(BuildError, match="cannot hand over unfused tensors: taps=outputs"):
+        replace(network, definition=object()).mark_unfused()
 
 
 def test_what_cannot_be_an_output_is_listed_with_the_reason(tmp_path):

@@ -225,15 +225,23 @@ def timing_cache(network: Network, config: Any, order: Order) -> Iterator[None]:
         return
     gpu = describe_gpu()
     path = state_file(order.directory, TIMING, library.version, gpu["gpu"], gpu["driver"])
-    config.set_timing_cache(config.create_timing_cache(read_state(path)), False)
+    if not give_timings(config, read_state(path)):
+        give_timings(config, b"")
     yield
 
     def merge(content: bytes) -> bytes:
-        cache = config.get_timing_cache()
-        cache.combine(config.create_timing_cache(content), True)
+        cache, others = config.get_timing_cache(), config.create_timing_cache(content)
+        if others is not None:
+            cache.combine(others, True)
         return bytes(cache.serialize())
 
     update_state(path, merge)
+
+
+def give_timings(config: Any, content: bytes) -> bool:
+    """Give the builder the timings of earlier builds. False where it does not take them: damaged, or another GPU's."""
+    cache = config.create_timing_cache(content)
+    return cache is not None and bool(config.set_timing_cache(cache, False))
 
 
 def read_layers(

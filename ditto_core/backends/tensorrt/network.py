@@ -83,7 +83,12 @@ class Network:
 
     def mark_unfused(self) -> None:
         """Ask for every tensor that TensorRT does not fuse, without changing what it fuses."""
-        if not self.definition.mark_unfused_tensors_as_debug_tensors():
+        mark = getattr(self.definition, "mark_unfused_tensors_as_debug_tensors", None)
+        if mark is None:
+            raise BuildError(
+                f"{self.library.label} {self.library.version} cannot hand over unfused tensors: taps=outputs"
+            )
+        if not mark():
             raise BuildError(f"{self.library.label} cannot mark unfused tensors: {self.messages.last()}")
 
     def inner(self) -> int:

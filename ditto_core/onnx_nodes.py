@@ -119,7 +119,9 @@ def _strings(text: str | None) -> list[str]:
 
 
 def _shape(value: Any) -> tuple[int | str, ...]:
-    return tuple(d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim)
+    """Return the dimensions; one that has neither a size nor a name is ``?``."""
+    dims = value.type.tensor_type.shape.dim
+    return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in dims)
 
 
 def _dtype(value: Any) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import Session, get_backend
+from ditto_core.backends.base import BuildRequest, Session, WritesArtifacts, get_backend
 from ditto_core.cache import Cache
 from ditto_core.engine import Engine, build_into, write_artifacts
 from ditto_core.errors import UsageError
@@ -137,7 +137,10 @@ class Workspace:
         key = fingerprint(exported.directory.name, facts, backend.versions())
         artifacts = self.artifacts / f"{spec.model.label}-{spec.label}" if self.artifacts else None
 
+        made = []
+
         def make(directory: Path) -> None:
+            made.append(directory)
             start = time.perf_counter()
             with self.progress(f"building {spec.model.label} {spec.label}"):
                 engine = build_into(spec, exported, directory, artifacts)
@@ -149,6 +152,9 @@ class Workspace:
         engine = replace(Engine.load(path), spec=spec)
         if artifacts is not None:
             write_artifacts(engine, exported, artifacts)
+            if not made and isinstance(backend, WritesArtifacts):
+                given = spec, exported.onnx_path, engine.taps, exported.finals, engine.decoder, engine.directory
+                backend.write_artifacts(BuildRequest(*given, artifacts))
         return engine
 
     def eager(self, spec: EngineSpec, taps: tuple[Tap, ...], *, dtype: str = "", device: str = "cpu") -> Session:

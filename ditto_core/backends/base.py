@@ -149,6 +149,15 @@ class Inspectable(Protocol):
 
 
 @runtime_checkable
+class WritesArtifacts(Protocol):
+    """A backend that can write the readable by-products of an engine that was built before, without building again."""
+
+    def write_artifacts(self, request: BuildRequest) -> None:
+        """Write by-products into ``request.artifacts`` for the engine in ``request.directory``."""
+        ...
+
+
+@runtime_checkable
 class NeedsDevice(Protocol):
     """A backend that builds engines on machines where they cannot run."""
 

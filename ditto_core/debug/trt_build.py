@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ditto_core.backends.tensorrt.build import Order, configure, describe, read_layers
+from ditto_core.backends.tensorrt.build import Order, build_failure, configure, describe, read_layers
 from ditto_core.backends.tensorrt.layers import Layer, save_layers
 from ditto_core.backends.tensorrt.library import Library, Messages, load_library
 from ditto_core.backends.tensorrt.manifest import ENGINE_FILE, EngineManifest
@@ -28,7 +28,7 @@ def build_fresh(onnx_path: str, directory: str, options: dict[str, Any]) -> dict
     cache = fresh_cache(library, config)
     engine = network.builder.build_serialized_network(network.definition, config)
     if engine is None:
-        raise BuildError(f"{library.label} {library.version} could not build the engine: {messages.last()}")
+        raise BuildError(build_failure(network))
     (order.directory / ENGINE_FILE).write_bytes(bytes(engine))
     layers, _, _ = read_layers(library, messages, bytes(engine), True)
     save_layers(order.directory, layers, network.graph)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from onnx import TensorProto
 
 from ditto_core.backends.base import BuildRequest, get_backend
 from ditto_core.backends.tensorrt import TensorRTBackend
-from ditto_core.backends.tensorrt.build import Order, configure
+from ditto_core.backends.tensorrt.build import Order, configure, give_timings, serialize
 from ditto_core.backends.tensorrt.layers import load_layers
 from ditto_core.backends.tensorrt.library import Messages, load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
@@ -42,11 +43,9 @@ def spec_of(model, dtype="float32", **fields) -> EngineSpec:
     return EngineSpec.of(model, backend="tensorrt", dtype=dtype, **{"outputs": EVERYTHING, **fields})
 
 
-def build(onnx_path: Path, taps=(), *, artifacts=None, **options):
+def build(onnx_path: Path, taps=(), *, artifacts=None, batch=(1, 2, 8), **options):
     """Build an ONNX file in this process; the folder of the engine is beside it."""
-    spec = EngineSpec.of(
-        "model", backend="tensorrt", options={"isolate": False, **options}, profile={"batch": (1, 2, 8)}
-    )
+    spec = EngineSpec.of("model", backend="tensorrt", options={"isolate": False, **options}, profile={"batch": batch})
     directory = onnx_path.parent / "engine"
     directory.mkdir()
     chosen = tuple(Tap(f"onnx:{value}", value) for value in taps)
@@ -119,6 +118,39 @@ def test_flags_and_limits_reach_the_builders_configuration(tmp_path, given, tf32
     assert config.num_optimization_profiles == 1
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("known", [b"", b"damaged"])
+@pytest.mark.parametrize("taken", [True, False])
+def test_timings_are_kept_and_damaged_ones_are_done_without(tmp_path, monkeypatch, known, taken):
+    """TensorRT-RTX has the calls of TensorRT's timing cache, though it times nothing; ``taken``: what set returns."""
+    library = replace(load_library(), rtx=False)
+    monkeypatch.setattr("ditto_core.backends.tensorrt.build.describe_gpu", lambda: {"gpu": "g", "driver": "1"})
+    path = two_layers(tmp_path / "m.onnx")
+    file = tmp_path / "timing.bin"
+    monkeypatch.setattr("ditto_core.backends.tensorrt.build.state_file", lambda *parts: file)
+    file.write_bytes(known)
+    network = Network.parse(library, Messages(library), path)
+    profile = ShapeProfile.parse({"batch": (1, 2, 8)})
+    order = Order(path, tmp_path, (), False, "float32", profile, Options())
+    given = give_timings
+    offered = []
+
+    def strict(config, content):
+        offered.append(content)
+        return given(config, content) and (taken or not content)
+
+    monkeypatch.setattr("ditto_core.backends.tensorrt.build.give_timings", strict)
+    assert serialize(network, configure(network, order), order)
+    assert offered == ([known] if taken or not known else [known, b""])
+    assert file.read_bytes() not in (b"", b"damaged")
+
+
+def test_a_tensorrt_that_cannot_hand_over_unfused_tensors_says_what_to_take(tmp_path):
+    network = Network.parse(load_library(), Messages(load_library()), two_layers(tmp_path / "m.onnx"))
+    with pytest.raises(BuildError, match="cannot hand over unfused tensors: taps=outputs"):
+        replace(network, definition=object()).mark_unfused()
+
+
 def test_what_cannot_be_an_output_is_listed_with_the_reason(tmp_path):
     report, _ = build(two_layers(tmp_path / "m.onnx"), ["hidden", "size", "x", "act", "nothing", "w1"])
     assert [tap.value for tap in report.taps] == ["hidden", "act"]
@@ -169,6 +201,46 @@ def test_a_dimension_that_no_profile_sizes_is_named(tmp_path):
         build(two_layers(tmp_path / "m.onnx", batch="rows"))
 
 
+@pytest.mark.parametrize("most", [2**31, 2**63])
+def test_a_profile_that_tensorrt_cannot_hold_is_one_clear_error(tmp_path, most):
+    with pytest.raises(BuildError, match=rf"refuses shapes .*\[{most}, 8\] \(min, opt, max\) of input 'x'"):
+        build(two_layers(tmp_path / "m.onnx"), batch=(1, 2, most))
+
+
+def test_a_dimension_without_a_name_is_not_taken_for_an_empty_one(tmp_path):
+    borders = [("x", FLOAT, [None, 8])], [("y", FLOAT, [None, 8])]
+    path = save(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"], "node_act")], *borders)
+    with pytest.raises(BuildError, match=r"input 'x' has a dimension '\?' that no profile sizes"):
+        build(path)
+
+
+def test_an_input_that_is_returned_as_it_is_is_named(tmp_path):
+    path = save(tmp_path / "m.onnx", [], [("x", FLOAT, [2, 3])], [("x", FLOAT, [2, 3])])
+    with pytest.raises(BuildError, match="input 'x' is an output too"):
+        build(path)
+
+
+def test_products_over_dynamic_dimensions_have_no_fixed_inner_one(tmp_path):
+    nodes = [node("Transpose", ["x"], ["t"], "node_t"), node("MatMul", ["t", "x"], ["y"], "node_mm")]
+    path = save(tmp_path / "m.onnx", nodes, [("x", FLOAT, ["batch", 8])], [("y", FLOAT, [8, 8])])
+    report, _ = build(path)
+    assert report.facts["inner"] == 0
+
+
+def test_what_tensorrt_logs_stays_off_stdout(tmp_path, capsys):
+    bad = node("Det", ["x"], ["y"], "node_det")
+    with pytest.raises(BuildError):
+        build(save(tmp_path / "m.onnx", [bad], [("x", FLOAT, [2, 3, 3])], [("y", FLOAT, [2])]))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "ERROR: " in err
+
+
+def test_a_node_without_an_origin_leaves_no_gap(tmp_path):
+    with pytest.raises(BuildError, match=r"at ONNX node node_out \(Reshape\): "):
+        build(two_layers(tmp_path / "m.onnx"), batch=(0, 0, 0))
+
+
 def test_the_artifacts_are_readable_and_name_layers_and_kernels(workspace, tmp_path):
     folder = tmp_path / "artifacts"
     export = workspace.export(spec_of(DECODERS["llama"]))
@@ -196,6 +268,25 @@ def test_the_artifacts_are_readable_and_name_layers_and_kernels(workspace, tmp_p
     builder = json.loads((folder / "trt_builder_config.json").read_text())
     assert builder["options"]["tf32"] is False
     assert builder["profiles"] == [{"batch": [1, 1, 8], "length": [1, 16, 512], "past": [0, 64, 1024]}]
+
+
+@pytest.mark.parametrize("mode", ["outputs", "unfused"])
+def test_an_engine_from_the_cache_has_the_artifacts_of_a_new_one(mode, workspace, tmp_path, monkeypatch):
+    spec = spec_of(DECODERS["llama"], outputs="model.layers.*", options={"taps": mode})
+    new, kept = (Workspace(Cache(tmp_path / n), artifacts=tmp_path / n / "art") for n in ("new", "kept"))
+    for each in (new, kept):
+        monkeypatch.setattr(each, "export", workspace.export)
+    new.build(spec)
+    plain = Workspace(kept.cache)
+    monkeypatch.setattr(plain, "export", workspace.export)
+    plain.build(spec)
+    monkeypatch.setattr(TensorRTBackend, "build", lambda self, request: pytest.fail("built again"))
+    kept.build(spec)
+    texts = [next((tmp_path / n / "art").glob("*/trt_network_def.py")).read_text() for n in ("new", "kept")]
+    assert texts[0] == texts[1]
+    kernels = [next((tmp_path / n / "art").glob("*/trt_kernels_per_site.json")).read_text() for n in ("new", "kept")]
+    assert kernels[0] == kernels[1]
+    assert all(next((tmp_path / "kept" / "art").glob(f"*/trt_{n}.json")) for n in ("engine", "builder_config"))
 
 
 def test_a_node_that_cannot_be_parsed_is_told_with_module_and_source_line(tmp_path):

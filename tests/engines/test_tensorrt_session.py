@@ -209,6 +209,16 @@ def test_an_execution_that_fails_says_step_and_advice(session):
         session._loaded.context.fails = False
 
 
+def test_shapes_that_tensorrt_cannot_infer_are_told(session, monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("infer_shapes error code: -1")
+
+    monkeypatch.setattr(session._loaded.context, "infer_shapes", fail)
+    session.start(2)
+    with pytest.raises(RunError, match=r"cannot infer shapes from input_ids \[2, 5\], "):
+        session.step(ids_for(0), lambda site, tensor: None)
+
+
 def test_an_engine_of_another_version_is_refused(session):
     from ditto_core.backends.tensorrt.session import require_version
 

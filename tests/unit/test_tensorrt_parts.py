@@ -48,6 +48,11 @@ def test_options_read_what_a_command_line_gives_as_text():
         ({"profiles": "splot"}, "TensorRT option profiles is 'splot'.*did you mean 'split'?"),
         ({"profiles": 3}, "TensorRT option profiles is 3, expected one, split or a list"),
         ({"optimization_level": 6}, "optimization_level is 6, expected 0 to 5"),
+        ({"optimization_level": 2.0}, "optimization_level is 2.0, expected 0 to 5"),
+        ({"optimization_level": True}, "optimization_level is True, expected 0 to 5"),
+        ({"profiles": []}, "profiles is an empty list, expected one profile at least"),
+        ({"profiles": [{"rows": (1, 2, 3)}]}, "unknown profile dimension 'rows'"),
+        ({"workspace": "99999999TB"}, "workspace is '99999999TB', more than any GPU has"),
         ({"workspace": "4 gigs"}, "cannot read the size '4 gigs'"),
         ({"timeout": "soon"}, "timeout is 'soon', expected seconds, more than 0"),
         ({"timeout": 0}, "timeout is 0, expected seconds, more than 0"),
@@ -92,6 +97,11 @@ def test_messages_become_one_line_without_source_positions():
     assert "/_src/" not in said
     assert "\n" not in said
     assert "catchCudaError" not in said
+
+
+def test_what_stands_in_parentheses_stays_there_without_its_position():
+    text = "Error Code 4: API Usage Error (no solution. In operator() at /_src/optimizer/shapeContext.cpp:4634)"
+    assert clean(text) == "Error Code 4: API Usage Error (no solution.)"
 
 
 LOG = textwrap.dedent(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ditto_core.backends.tensorrt.session import TensorRTSession
 
 TARGET = "ditto_core.backends.tensorrt.build:build_engine"
+ARTIFACTS_TARGET = "ditto_core.backends.tensorrt.build:explain_engine"
 BUILD_LOG = "build.log"
 
 
@@ -46,24 +47,19 @@ class TensorRTBackend:
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Build in a child process, so that a crash of the builder is a :class:`BuildError` with its log's tail."""
-        options = Options.of(request.spec)
-        order = Order(
-            request.onnx_path,
-            request.directory,
-            request.taps,
-            request.decoder,
-            request.spec.dtype,
-            request.spec.profile,
-            options,
-            request.artifacts,
-        )
-        if options.isolate:
+        order = order_of(request)
+        if order.options.isolate:
             log = request.directory / BUILD_LOG
-            data = run_isolated(TARGET, order.to_json(), timeout=options.timeout, log=log)
+            data = run_isolated(TARGET, order.to_json(), timeout=order.options.timeout, log=log)
         else:
             data = build_engine(**order.to_json())
         manifest = EngineManifest.from_json(data)
         return BuildReport(manifest.taps, manifest.refused, manifest.facts)
+
+    def write_artifacts(self, request: BuildRequest) -> None:
+        """Write what a build writes for people, from an engine that is built and its ONNX file."""
+        order = order_of(request)
+        run_isolated(ARTIFACTS_TARGET, order.to_json(), timeout=order.options.timeout)
 
     def check_runs(self) -> None:
         """Raise :class:`BackendError` without a GPU."""
@@ -85,3 +81,17 @@ class TensorRTBackend:
         from ditto_core.backends.tensorrt.session import open_session
 
         return open_session(spec, directory, taps)
+
+
+def order_of(request: BuildRequest) -> Order:
+    """Return what a request means to the child process."""
+    return Order(
+        request.onnx_path,
+        request.directory,
+        request.taps,
+        request.decoder,
+        request.spec.dtype,
+        request.spec.profile,
+        Options.of(request.spec),
+        request.artifacts,
+    )

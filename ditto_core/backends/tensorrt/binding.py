@@ -66,7 +66,11 @@ class Binder:
             if not self._context.set_input_shape(name, tuple(tensor.shape)):
                 raise RunError(f"TensorRT refuses shape {list(tensor.shape)} of {name!r}: {self._messages.last()}")
             self._set_address(name, tensor)
-        missing = self._context.infer_shapes()
+        try:
+            missing = self._context.infer_shapes()
+        except RuntimeError as error:
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in self._bound.items())
+            raise RunError(f"TensorRT cannot infer shapes from {shapes}: {self._messages.last()}") from error
         if missing:
             raise RunError(f"TensorRT still lacks shapes or values of {', '.join(missing)}")
         outputs = {name: self._output(name, turn) for name in self._outputs}

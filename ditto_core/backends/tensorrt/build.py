@@ -16,6 +16,7 @@ from ditto_core.backends.tensorrt.gpu import describe_gpu, driver_library
 from ditto_core.backends.tensorrt.layers import (
     Layer,
     layers_of_sites,
+    load_layers,
     named_tensors,
     parse_inspector,
     parse_log,
@@ -30,6 +31,8 @@ from ditto_core.errors import BuildError
 from ditto_core.sites import Tap
 from ditto_core.spec import ShapeProfile
 from ditto_core.units import parse_size
+
+INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,19 @@ def build_engine(**data: Any) -> dict[str, Any]:
     return manifest.to_json()
 
 
+def explain_engine(**data: Any) -> None:
+    """Write the artifacts of the engine that stands in an :class:`Order`'s directory; nothing is built."""
+    order = Order.from_json(data)
+    library = load_library()
+    messages = Messages(library)
+    network = Network.parse(library, messages, order.onnx_path)
+    mark_taps(network, order)
+    manifest, (known, _) = EngineManifest.load(order.directory), load_layers(order.directory)
+    layers, _, inspected = read_layers(library, messages, (order.directory / ENGINE_FILE).read_bytes(), True)
+    if order.artifacts:
+        write_artifacts(order.artifacts, network, manifest, layers or known, inspected)
+
+
 def mark_taps(network: Network, order: Order) -> tuple[list[Tap], dict[str, str]]:
     """Make the taps observable in the mode that was asked for."""
     if order.options.taps == "outputs":
@@ -157,16 +173,23 @@ def add_profile(network: Network, config: Any, sizes: Mapping[str, tuple[int, in
     """Add one optimization profile. Raises :class:`BuildError` for a dimension that no profile can size."""
     profile = network.builder.create_optimization_profile()
     for tensor in network.inputs():
-        template = network.graph.inputs[tensor.name]
+        template = network.graph.inputs.get(tensor.name)
+        if template is None:  # the parser renames an input that the graph returns as it is
+            raise BuildError(f"input {tensor.name.lstrip('_')!r} is an output too, expected an Identity between them")
         unknown = [d for d in template if isinstance(d, str) and d not in sizes]
         if unknown:
             known = ", ".join(sizes)
             raise BuildError(
                 f"input {tensor.name!r} has a dimension {unknown[0]!r} that no profile sizes (known: {known})"
             )
-        profile.set_shape(
-            tensor.name, *(tuple(sizes[d][i] if isinstance(d, str) else d for d in template) for i in range(3))
-        )
+        shapes = [tuple(sizes[d][i] if isinstance(d, str) else d for d in template) for i in range(3)]
+        try:
+            profile.set_shape(tensor.name, *shapes)
+        except (RuntimeError, ValueError, TypeError) as error:  # TypeError: a size beyond 64 bits
+            raise BuildError(
+                f"{network.library.label} refuses shapes {', '.join(map(str, map(list, shapes)))} (min, opt, max) of "
+                f"input {tensor.name!r}; a size is at most {INT32_MAX}"
+            ) from error
     if config.add_optimization_profile(profile) < 0:
         raise BuildError(f"{network.library.label} refuses the optimization profile: {network.messages.last()}")
 
@@ -187,7 +210,7 @@ def build_failure(network: Network) -> str:
     """Say why the builder returned nothing: the last errors, and the origin of the node that they name."""
     reason = network.messages.last()
     node = network.graph.mentioned(reason)
-    where = f" at ONNX node {node.name} ({node.operator}), {node.origin}" if node else ""
+    where = f" at ONNX node {', '.join(filter(None, (f'{node.name} ({node.operator})', node.origin)))}" if node else ""
     if "out of memory" in reason.lower():
         return f"{network.library.label} ran out of GPU memory while building{where}: {reason}"
     return f"{network.library.label} {network.library.version} could not build the engine{where}: {reason}"
@@ -202,15 +225,23 @@ def timing_cache(network: Network, config: Any, order: Order) -> Iterator[None]:
         return
     gpu = describe_gpu()
     path = state_file(order.directory, TIMING, library.version, gpu["gpu"], gpu["driver"])
-    config.set_timing_cache(config.create_timing_cache(read_state(path)), False)
+    if not give_timings(config, read_state(path)):
+        give_timings(config, b"")
     yield
 
     def merge(content: bytes) -> bytes:
-        cache = config.get_timing_cache()
-        cache.combine(config.create_timing_cache(content), True)
+        cache, others = config.get_timing_cache(), config.create_timing_cache(content)
+        if others is not None:
+            cache.combine(others, True)
         return bytes(cache.serialize())
 
     update_state(path, merge)
+
+
+def give_timings(config: Any, content: bytes) -> bool:
+    """Give the builder the timings of earlier builds. False where it does not take them: damaged, or another GPU's."""
+    cache = config.create_timing_cache(content)
+    return cache is not None and bool(config.set_timing_cache(cache, False))
 
 
 def read_layers(

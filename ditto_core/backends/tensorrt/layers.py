@@ -161,7 +161,7 @@ def load_layers(directory: Path) -> tuple[list[Layer], Graph]:
     try:
         data = json.loads((directory / LAYERS_FILE).read_text())
         return [Layer.from_json(layer) for layer in data["layers"]], Graph.from_json(data["graph"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{directory / LAYERS_FILE} cannot be read: {error}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,10 @@ DTYPES = {
 _NOISE = re.compile(
     r"catchCudaError|While parsing node number|Begin node|End node|^Node name:|^ModelImporter.cpp:\d+: ---"
 )
-_PLACE = re.compile(r"\s*\(?In [\w:~]+ at /\S+?:\d+\)?|^\[\w+\.cpp::\w+::\d+\]\s*|^ModelImporter\.cpp:\d+:\s*")
+_PLACE = re.compile(
+    r"\s*\(In [\w:~<>()]+ at /\S+?:\d+\)|\s*In [\w:~<>()]+ at /\S+?:\d+"
+    r"|^\[\w+\.cpp::\w+::\d+\]\s*|^ModelImporter\.cpp:\d+:\s*"
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Messages:
             self.layer_table = text
         if severity not in ("VERBOSE", "INFO"):
             self._lines.append((severity, text))
-            print(f"{severity}: {text}", flush=True)
+            print(f"{severity}: {text}", file=sys.stderr, flush=True)  # stdout is for results
 
     @property
     def errors(self) -> list[str]:

@@ -83,14 +83,20 @@ class Network:
 
     def mark_unfused(self) -> None:
         """Ask for every tensor that TensorRT does not fuse, without changing what it fuses."""
-        if not self.definition.mark_unfused_tensors_as_debug_tensors():
+        mark = getattr(self.definition, "mark_unfused_tensors_as_debug_tensors", None)
+        if mark is None:
+            raise BuildError(
+                f"{self.library.label} {self.library.version} cannot hand over unfused tensors: taps=outputs"
+            )
+        if not mark():
             raise BuildError(f"{self.library.label} cannot mark unfused tensors: {self.messages.last()}")
 
     def inner(self) -> int:
         """Return the longest inner dimension of the matrix products, 0 where there is none of fixed size."""
         kind = self.library.module.LayerType.MATRIX_MULTIPLY
         products = (layer for layer in self.layers() if layer.type == kind)
-        return max((layer.get_input(0).shape[-1] for layer in products if len(layer.get_input(0).shape)), default=0)
+        shapes = (layer.get_input(0).shape for layer in products)
+        return max((shape[-1] for shape in shapes if len(shape) and shape[-1] > 0), default=0)
 
     def readable(self, taps: Iterable[Tap]) -> str:
         """Return the network as Python-like text: one call a tensor, its layer and origin in the comment above."""

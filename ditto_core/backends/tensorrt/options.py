@@ -14,6 +14,8 @@ from ditto_core.units import parse_size
 
 TAP_MODES = ("outputs", "unfused", "none")
 PROFILE_SETS = ("one", "split")
+MOST_WORKSPACE = 2**50
+"""Bytes; TensorRT takes no more than 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,20 @@ class Options:
             raise UsageError(
                 f"TensorRT option profiles is {self.profiles!r}, expected one, split or a list of profiles"
             )
+        elif not self.profiles:
+            raise UsageError("TensorRT option profiles is an empty list, expected one profile at least")
+        else:
+            self.shape_profiles(ShapeProfile())  # raises for a profile that cannot be
         for name in ("tf32", "portable", "timing_cache", "cuda_graphs", "probe", "isolate"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"TensorRT option {name} is {getattr(self, name)!r}, expected true or false")
-        if self.optimization_level is not None and self.optimization_level not in range(6):
-            raise UsageError(f"TensorRT option optimization_level is {self.optimization_level!r}, expected 0 to 5")
+        level = self.optimization_level
+        if level is not None and (type(level) is not int or level not in range(6)):
+            raise UsageError(f"TensorRT option optimization_level is {level!r}, expected 0 to 5")
         if not isinstance(self.timeout, int | float) or isinstance(self.timeout, bool) or not self.timeout > 0:
             raise UsageError(f"TensorRT option timeout is {self.timeout!r}, expected seconds, more than 0")
-        if self.workspace is not None:
-            parse_size(str(self.workspace))
+        if self.workspace is not None and parse_size(str(self.workspace)) > MOST_WORKSPACE:
+            raise UsageError(f"TensorRT option workspace is {self.workspace!r}, more than any GPU has")
 
     @classmethod
     def of(cls, spec: EngineSpec) -> Options:

@@ -182,6 +182,8 @@ def check_output(context: typer.Context) -> None:
         path = context.params.get(name)
         if path is not None and output.exists() and path.exists() and output.samefile(path):
             raise UsageError(f"--output {output} would overwrite the {name}: name another file")
+    if output.absolute() == context.params["iter_artifact"].absolute():
+        raise UsageError(f"--output {output} is the --iter-artifact, which is removed in the end: name another file")
 
 
 def feed_of(context: typer.Context, graph: Graph) -> dict[str, Any]:

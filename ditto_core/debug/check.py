@@ -6,11 +6,12 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from ditto_core.errors import UsageError
 
@@ -76,30 +77,36 @@ class CommandCheck:
         runs longer than ``timeout`` seconds fails; it and what it started are killed then, and on Ctrl-C.
         """
         start = time.perf_counter()
+        with tempfile.TemporaryFile() as printed:  # a pipe would stay open in what the command leaves running
+            child = self._start(printed, environment or {})
+            late = False
+            with child:
+                try:
+                    child.wait(self.timeout)
+                except subprocess.TimeoutExpired:
+                    late = True
+                finally:
+                    kill_group(child)
+            printed.seek(0)
+            output = printed.read().decode(errors="replace")
+        if late:
+            good, reason = False, f"still running after {self.timeout:g} s, killed"
+        else:
+            good, reason = self.judge(child.returncode, output)
+        return Verdict(good, reason, child.returncode, elapsed(start)), output
+
+    def _start(self, output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
-            child = subprocess.Popen(
+            return subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **environment},
                 start_new_session=True,
             )
         except OSError as error:
             raise UsageError(f"the check {self.command[0]!r} cannot be started: {error.strerror}") from error
-        with child:
-            try:
-                raw, _ = child.communicate(timeout=self.timeout)
-            except subprocess.TimeoutExpired:
-                kill_group(child)
-                raw, _ = child.communicate()
-                reason = f"still running after {self.timeout:g} s, killed"
-                return Verdict(False, reason, child.returncode, elapsed(start)), raw.decode(errors="replace")
-            finally:
-                kill_group(child)
-        output = raw.decode(errors="replace")
-        good, reason = self.judge(child.returncode, output)
-        return Verdict(good, reason, child.returncode, elapsed(start)), output
 
     def judge(self, code: int, output: str) -> tuple[bool, str]:
         """Return whether a status and an output are good, and why in one line."""

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ditto_core.backends.onnxruntime import LEVELS, first_line, load_library
-from ditto_core.debug.graph import LARGEST, Arrays, Graph, save
+from ditto_core.debug.graph import LARGEST, Arrays, Graph, save, subgraphs
 from ditto_core.errors import RunError, UsageError, nearest
 from ditto_core.onnx_graph import is_floating
 
@@ -145,21 +145,27 @@ def widen(graph: Graph, dtype: str) -> Graph:
         raise UsageError(f"unknown precision {dtype!r}, expected {' or '.join(WIDE)}{nearest(dtype, WIDE)}")
     result = onnx.ModelProto()
     result.CopyFrom(graph.model)
-    for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
-        if value.type.tensor_type.elem_type in FLOATS:
-            value.type.tensor_type.elem_type = WIDE[dtype]
-    widened = [widened_tensor(tensor, dtype) for tensor in result.graph.initializer]
-    del result.graph.initializer[:]
-    result.graph.initializer.extend(widened)
-    for node in result.graph.node:
-        set_float_type(node, WIDE[dtype])
+    widen_graph(result.graph, WIDE[dtype])
     return Graph(result)
 
 
-def widened_tensor(tensor: onnx.TensorProto, dtype: str) -> onnx.TensorProto:
-    """Return a floating-point tensor in another dtype, any other as it is."""
+def widen_graph(graph: onnx.GraphProto, elem_type: int) -> None:
+    """Give everything that a graph computes with, its subgraphs included, one floating-point type."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.tensor_type.elem_type in FLOATS:
+            value.type.tensor_type.elem_type = elem_type
+    widened = [widened_tensor(tensor, elem_type) for tensor in graph.initializer]
+    del graph.initializer[:]
+    graph.initializer.extend(widened)
+    for node in graph.node:
+        set_float_type(node, elem_type)
+
+
+def widened_tensor(tensor: onnx.TensorProto, elem_type: int) -> onnx.TensorProto:
+    """Return a floating-point tensor in another type, any other as it is."""
     if tensor.data_type not in FLOATS:
         return tensor
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name)
 
 
@@ -171,8 +177,8 @@ def set_float_type(node: Any, elem_type: int) -> None:
         elif attribute.name == "value" and attribute.t.data_type in FLOATS:
             array = numpy_helper.to_array(attribute.t).astype(helper.tensor_dtype_to_np_dtype(elem_type))
             attribute.t.CopyFrom(numpy_helper.from_array(array, attribute.t.name))
-        for inner in (n for g in (attribute.g, *attribute.graphs) for n in g.node):
-            set_float_type(inner, elem_type)
+    for inner in subgraphs(node):
+        widen_graph(inner, elem_type)
 
 
 def fitted(feed: Arrays, types: Mapping[str, onnx.ValueInfoProto]) -> dict[str, Any]:

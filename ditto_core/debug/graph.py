@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import helper, numpy_helper
 
 from ditto_core.errors import UsageError
@@ -21,9 +22,16 @@ LARGEST = 1_500_000_000
 """Bytes of weights from which a file keeps them beside the graph: protobuf ends at 2 GB."""
 
 
+class NoTensorError(UsageError):
+    """A part would begin or end at a sequence or an optional value."""
+
+
 @dataclass(frozen=True)
 class Graph:
-    """A model with its weights in memory; constants are initializers, so that every node computes something."""
+    """A model with its weights in memory.
+
+    Constants are initializers, so that every node computes something; local functions are the operators they hold.
+    """
 
     model: onnx.ModelProto
 
@@ -38,6 +46,8 @@ class Graph:
             raise UsageError(f"{path} is no ONNX model: {next(iter(str(error).splitlines()), '')}") from error
         if not model.graph.node:
             raise UsageError(f"{path} has no nodes")
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
         return cls(constants_as_initializers(model))
 
     @property
@@ -124,7 +134,7 @@ class Graph:
             name
             for i in order
             for name in self.nodes[i].output
-            if name and (name in self.outputs or not chosen_only(self.readers.get(name, ()), chosen))
+            if name and (name in self.outputs or any(reader not in chosen for reader in self.readers.get(name, ())))
         ]
         return list(taken), given or [n for i in order for n in self.nodes[i].output if n and n not in self.readers]
 
@@ -133,7 +143,7 @@ class Graph:
 
         Its inputs are the values at the cut, with dtype and shape of what was ``captured`` there, or with the type of
         shape inference. Small integer vectors that were captured (shapes, axes, indices) become constants, as a
-        compiler needs them. Raises :class:`UsageError` for a value at the cut whose type nothing tells.
+        compiler needs them. Raises as :meth:`typed` does.
         """
         taken, given = self.boundary(chosen)
         frozen = {name: captured[name] for name in taken if self._is_structure(name, captured)}
@@ -157,10 +167,15 @@ class Graph:
         )
 
     def typed(self, name: str, captured: Arrays) -> onnx.ValueInfoProto:
-        """Return name and type of a value: as captured, else as the file or shape inference tell."""
+        """Return name and type of a value: as captured, else as the file or shape inference tell.
+
+        Raises :class:`NoTensorError` where a run showed no tensor, :class:`UsageError` where nothing tells the type.
+        """
         if name in captured:
             array = captured[name]
             return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        if captured and name in self.producer:
+            raise NoTensorError(f"{name!r} is no tensor, so no part can begin or end there")
         if name not in self.types:
             raise UsageError(f"nothing tells the type of {name!r} at a cut: give --inputs, so that it can be captured")
         return self.types[name]
@@ -171,19 +186,20 @@ class Graph:
         return small and name not in self.inputs
 
 
-def chosen_only(readers: Iterable[int], chosen: Collection[int]) -> bool:
-    """Tell whether all readers of a value are among the chosen, and there is one."""
-    readers = list(readers)
-    return bool(readers) and all(reader in chosen for reader in readers)
-
-
 def read_by(node: Any) -> Iterable[str]:
     """Yield the outer values that a node reads, those of its subgraphs included."""
     yield from (name for name in node.input if name)
+    for graph in subgraphs(node):
+        own = {v.name for v in (*graph.input, *graph.initializer)} | {n for m in graph.node for n in m.output}
+        yield from (name for inner in graph.node for name in read_by(inner) if name not in own)
+
+
+def subgraphs(node: Any) -> Iterable[Any]:
+    """Yield the graphs inside a node: branches of an ``If``, the body of a ``Loop`` or ``Scan``."""
     for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            own = {v.name for v in (*graph.input, *graph.initializer)} | {n for m in graph.node for n in m.output}
-            yield from (name for inner in graph.node for name in read_by(inner) if name not in own)
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def constants_as_initializers(model: onnx.ModelProto) -> onnx.ModelProto:

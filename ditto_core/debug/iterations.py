@@ -83,16 +83,12 @@ class Iterations:
     def __enter__(self) -> Iterations:
         if self.options.show_output and self.options.hide_fail_output:
             raise UsageError("--show-output and --hide-fail-output exclude each other, expected one of them")
-        path = self.options.save_replay or Path(DEFAULT_NAME)
+        path, made = self.options.save_replay or Path(DEFAULT_NAME), self.options.iter_artifact
+        if made is not None and made.exists() and not path.is_file() and self.options.load_replay is None:
+            raise UsageError(f"{made} exists and would be overwritten: name another --iter-artifact")
         self.journal = Journal.open(path, self.search, self.options.load_replay)
         if self.journal.resumed:
             self.say(f"going on from {self.journal.resumed} verdicts of {self.options.load_replay or path}")
-        elif (
-            not self.journal.existed and self.options.iter_artifact is not None and self.options.iter_artifact.exists()
-        ):
-            raise UsageError(
-                f"{self.options.iter_artifact} exists and would be overwritten: name another --iter-artifact"
-            )
         return self
 
     def __exit__(

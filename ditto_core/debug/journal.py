@@ -27,7 +27,6 @@ class Journal:
     search: str
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     resumed: int = 0
-    existed: bool = False
 
     @classmethod
     def open(cls, path: Path, search: str, load: Path | None = None) -> Journal:
@@ -41,7 +40,6 @@ class Journal:
         for source in (load, path):
             if source is not None and source.is_file():
                 journal.verdicts.update(read(source, search))
-        journal.existed = path.is_file()
         journal.resumed = len(journal.verdicts)
         journal._rewrite()
         return journal

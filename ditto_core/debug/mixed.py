@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from ditto_core.debug.evaluate import FLOATS, set_float_type
-from ditto_core.debug.graph import Graph
+from ditto_core.debug.evaluate import FLOATS, set_float_type, widened_tensor
+from ditto_core.debug.graph import Graph, subgraphs, without_large_weights
 from ditto_core.errors import UsageError
 from ditto_core.onnx_graph import is_floating
 
@@ -91,19 +91,9 @@ class Mixer:
         It is what a strongly typed engine computes that accumulates in float32: the CPU provider of ONNX Runtime
         instead runs many float16 operators in float32 without rounding in between, and has no bfloat16.
         """
-        graph, nodes = Graph(model), []
-        for node in graph.nodes:
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            set_float_type(copy, TensorProto.FLOAT)
-            nodes.append(copy)
-            for j, name in enumerate(node.output):
-                stored = self._stored(graph.types.get(name))
-                if stored:
-                    copy.output[j] = f"{name}__unrounded"
-                    nodes.append(helper.make_node("Cast", [copy.output[j]], [f"{name}__rounded"], to=stored))
-                    nodes.append(helper.make_node("Cast", [f"{name}__rounded"], [name], to=TensorProto.FLOAT))
-        weights = [in_float32(tensor) for tensor in graph.weights.values()]
+        graph, typed = Graph(model), Graph(with_inner_types(model))
+        nodes = self._rounding(typed.nodes, typed.types)
+        weights = [widened_tensor(tensor, TensorProto.FLOAT) for tensor in graph.weights.values()]
         inputs, outputs = ([typed_float32(v) for v in side] for side in (graph.inputs.values(), model.graph.output))
         return graph.with_graph(nodes, inputs, outputs, weights)
 
@@ -115,6 +105,25 @@ class Mixer:
             with np.errstate(over="ignore"):
                 small = array.astype(helper.tensor_dtype_to_np_dtype(self.low)) if low else array
             result[name] = small.astype(np.float32) if low else array
+        return result
+
+    def _rounding(self, nodes: Iterable[Any], types: Mapping[str, onnx.ValueInfoProto]) -> list[Any]:
+        result: list[Any] = []
+        for node in nodes:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            set_float_type(copy, TensorProto.FLOAT)
+            for inner, plain in zip(subgraphs(copy), subgraphs(node), strict=True):
+                known = {v.name: v for v in (*plain.value_info, *plain.input, *plain.output)}
+                del inner.node[:]
+                inner.node.extend(self._rounding(plain.node, known))
+            result.append(copy)
+            for j, name in enumerate(node.output):
+                stored = self._stored(types.get(name))
+                if stored:
+                    copy.output[j] = f"{name}__unrounded"
+                    result.append(helper.make_node("Cast", [copy.output[j]], [f"{name}__rounded"], to=stored))
+                    result.append(helper.make_node("Cast", [f"{name}__rounded"], [name], to=TensorProto.FLOAT))
         return result
 
     def _stored(self, value: onnx.ValueInfoProto | None) -> int:
@@ -153,11 +162,11 @@ class Mixer:
         return value
 
 
-def in_float32(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """Return a floating-point weight in float32, any other as it is."""
-    if tensor.data_type not in FLOATS:
-        return tensor
-    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
+def with_inner_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the types of the values inside its nodes, where it has such nodes; weights may be gone."""
+    if not any(True for node in model.graph.node for _ in subgraphs(node)):
+        return model
+    return onnx.shape_inference.infer_shapes(without_large_weights(model))
 
 
 def typed_float32(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:

@@ -12,8 +12,8 @@ import onnx
 
 from ditto_core.compare.tolerance import TABLE
 from ditto_core.debug.check import Verdict
-from ditto_core.debug.evaluate import OnnxRuntime, capture
-from ditto_core.debug.graph import Arrays, Graph, save
+from ditto_core.debug.evaluate import OnnxRuntime, capture, fitted
+from ditto_core.debug.graph import Arrays, Graph, NoTensorError, save
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.oracle import Oracle, Reference, digest, distance, main_dtype, suspects, tensor
@@ -160,20 +160,30 @@ class Search:
         return list({tuple(sorted(s)): s for s in sets if s}.values())
 
     def with_unknown(self, nodes: Sequence[int]) -> list[int]:
-        """Add the nodes before these that the good graph lacks: a fault that adds nodes lies between known values."""
+        """Add the nodes before these whose values no part can begin at.
+
+        The good graph lacks them, as a fault that adds nodes lies between known values, or they are no tensors.
+        """
         good = self.options.reference.graph(self.graph)
-        if good is None:
-            return list(nodes)
+        known = set(self.captured) if good is None else set(self.captured) & set(good.producer)
         found, waiting = set(nodes), list(nodes)
         while waiting:
-            read = [n for n in self.graph.reads[waiting.pop()] if n in self.graph.producer and n not in good.producer]
+            read = [n for n in self.graph.reads[waiting.pop()] if n in self.graph.producer and n not in known]
             new = {self.graph.producer[name] for name in read} - found
             found |= new
             waiting += new
         return sorted(found)
 
     def judge(self, nodes: Collection[int]) -> Made:
-        """Write the part for the check command, or compare it here."""
+        """Write the part for the check command, or compare it here. One that cannot be cut out is no failing part."""
+        try:
+            return self._judge(nodes)
+        except NoTensorError as error:
+            if len(nodes) == len(self.graph.nodes):
+                raise
+            return Verdict(True, str(error))
+
+    def _judge(self, nodes: Collection[int]) -> Made:
         path = self.iteration.iter_artifact
         if self.iteration.check is not None or path in self.iteration.artifacts:
             if path is None:
@@ -216,23 +226,30 @@ class Search:
     def write(self, nodes: Collection[int], path: Path, *, expected: bool) -> None:
         """Write a part, and beside it its captured inputs and expected outputs in the form that Polygraphy reads."""
         model = self.graph.cut(nodes, self.captured)
+        values = self.expected(nodes, [value.name for value in model.graph.output]) if expected else {}
+        self._write(model, self.captured, values, path)
+
+    def _write(self, model: onnx.ModelProto, known: Arrays, values: Arrays, path: Path) -> None:
+        """Write a model, its inputs where all are known, and expected values; nothing of an earlier part stays."""
+        inputs, expected = (path.with_name(path.stem + suffix) for suffix in (INPUTS_SUFFIX, EXPECTED_SUFFIX))
+        for stale in (inputs, expected):
+            stale.unlink(missing_ok=True)
         save(model, path)
         names = [value.name for value in model.graph.input]
-        if all(name in self.captured for name in names) and names:
-            feed = {name: tensor(self.captured[name]) for name in names}
-            save_inputs(path.with_name(path.stem + INPUTS_SUFFIX), [feed])
-        values = self.expected(nodes, [value.name for value in model.graph.output]) if expected else {}
+        if all(name in known for name in names) and names:
+            save_inputs(inputs, [{name: tensor(known[name]) for name in names}])
         if values:
-            outputs = {name: tensor(array) for name, array in values.items()}
-            save_outputs(path.with_name(path.stem + EXPECTED_SUFFIX), [outputs], "reference")
+            save_outputs(expected, [{name: tensor(array) for name, array in values.items()}], "reference")
 
     def _make_good(self) -> Made:
         """Write the reference model, or one that hands its first input through, for the check that must pass."""
         path = self.iteration.iter_artifact
         if path is None:
             raise UsageError("a check needs --iter-artifact, the file that it checks")
-        if self.options.reference.model is not None:
-            save(self.options.reference.model.model, path)
+        good = self.options.reference.model
+        if good is not None:
+            feed = fitted(self.options.feed, good.inputs)
+            self._write(good.model, feed, self.options.reference.outputs(self.graph, feed) if feed else {}, path)
             return {}
         name = next(iter(self.graph.inputs), None)
         if name is None:
@@ -242,7 +259,5 @@ class Search:
         passed.CopyFrom(value)
         passed.name = f"{name}_passed"
         node = onnx.helper.make_node("Identity", [name], [passed.name])
-        save(self.graph.with_graph([node], [value], [passed], []), path)
-        if name in self.captured:
-            save_inputs(path.with_name(path.stem + INPUTS_SUFFIX), [{name: tensor(self.captured[name])}])
+        self._write(self.graph.with_graph([node], [value], [passed], []), self.captured, {}, path)
         return {}

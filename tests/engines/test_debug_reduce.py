@@ -207,6 +207,14 @@ def test_what_is_read_is_not_written_over(command, name):
     assert Path(name).read_bytes() == before
 
 
+@pytest.mark.parametrize("command", ["reduce", "precision"])
+def test_the_result_is_not_written_to_the_file_that_is_removed_in_the_end(command):
+    write(cases.chain(8, "middle"))
+    done = CliRunner().invoke(application(), ["debug", command, "bad.onnx", "-o", "./polygraphy_debug.onnx", *REAL])
+    assert isinstance(done.exception, DittoError)
+    assert "--output polygraphy_debug.onnx is the --iter-artifact" in str(done.exception)
+
+
 KILLING = """
 import os, signal, sys
 from pathlib import Path

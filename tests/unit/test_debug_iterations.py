@@ -184,3 +184,22 @@ def test_a_file_that_the_search_would_overwrite_is_an_error():
 def test_a_verdict_survives_json():
     verdict = Verdict(False, "off", 3, 1.5, {"digest": "ab"})
     assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))) == verdict
+
+
+def test_a_file_in_the_way_is_refused_the_second_time_too():
+    Path("polygraphy_debug.onnx").write_text("precious")
+    for _ in range(2):
+        with (
+            pytest.raises(UsageError, match="would be overwritten"),
+            Iterations(IterationOptions(iter_artifact=Path("polygraphy_debug.onnx")), "search"),
+        ):
+            pass
+    assert [p.name for p in Path().iterdir()] == ["polygraphy_debug.onnx"]
+
+
+def test_what_a_check_leaves_running_does_not_hold_it_up():
+    """The check ends at once; the program that it started keeps its output open."""
+    verdict, output = CommandCheck(("sh", "-c", "sleep 60 & echo done"), timeout=20).run()
+    assert verdict.good
+    assert output == "done\n"
+    assert verdict.seconds < 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,9 +70,15 @@ def load_tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError, KeyError):
         return None
+    return tokenizer if knows_words(tokenizer) else None
+
+
+def knows_words(tokenizer: Any) -> bool:
+    """Tell a tokenizer from the empty one that transformers makes of a configuration with no tokenizer beside it."""
+    return len(tokenizer) > len(tokenizer.all_special_tokens)
 
 
 def vocab_size(config: Any) -> int:
@@ -105,7 +112,23 @@ def from_factory(source: ModelSource) -> LoadedModel:
         return LoadedModel(module, True, source.label, {})
     if examples is None:
         raise ModelError(f"factory {source.label!r} returned no example inputs, expected (module, {{name: tensor}})")
-    return LoadedModel(module, False, source.label, {name: tensor.cpu() for name, tensor in examples.items()})
+    return LoadedModel(module, False, source.label, checked_examples(source.label, module, examples))
+
+
+def checked_examples(label: str, module: nn.Module, examples: Any) -> dict[str, torch.Tensor]:
+    """Return a factory's example inputs on the CPU. Raises :class:`ModelError` when ``forward`` cannot take them."""
+    if not isinstance(examples, Mapping) or not all(isinstance(value, torch.Tensor) for value in examples.values()):
+        raise ModelError(
+            f"factory {label!r} returned example inputs that are not named tensors, expected {{name: tensor}}"
+        )
+    forward = inspect.signature(module.forward)
+    try:
+        forward.bind(**examples)
+    except TypeError as error:
+        takes = f"{type(module).__name__}.forward({', '.join(forward.parameters)})"
+        given = ", ".join(map(str, examples))
+        raise ModelError(f"factory {label!r} returned example inputs {given}, not those of {takes}: {error}") from error
+    return {name: tensor.cpu() for name, tensor in examples.items()}
 
 
 def on_host(module: nn.Module) -> nn.Module:

@@ -151,11 +151,17 @@ def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedM
             cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
             module = cls.from_pretrained(directory, dtype=torch.float32, **kwargs, **extra)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelError(f"model {source.location!r} could not be loaded: {first}") from error
+        raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
     decoder = is_decoder(module)
     examples: dict[str, torch.Tensor] = {} if decoder else dict(module.dummy_inputs)
     return LoadedModel(module, decoder, source.label, examples, directory)
+
+
+def reason(source: ModelSource, error: Exception) -> str:
+    """Return in one line why a model could not be loaded; transformers' own advice is about its own functions."""
+    if "trust_remote_code" in str(error) and not source.trust_remote_code:
+        return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @contextmanager

@@ -239,7 +239,10 @@ def is_decoder(module: nn.Module) -> bool:
     """Tell whether a module is a transformers decoder that takes a KV cache."""
     can_generate: Any = getattr(module, "can_generate", None)
     config = getattr(module, "config", None)
-    return bool(config is not None and can_generate is not None and can_generate() and hasattr(config, "vocab_size"))
+    if config is None or can_generate is None or not can_generate() or not hasattr(config, "vocab_size"):
+        return False
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return not getattr(config, "is_encoder_decoder", False) and hasattr(text, "num_attention_heads")
 
 
 def set_attention(module: nn.Module, implementation: str) -> None:

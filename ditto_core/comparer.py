@@ -82,11 +82,12 @@ class Comparer:
         covered = {tap.value for _, tap in self._taps.values()}
         for i, (name, actual) in enumerate(ours.items()):
             if name in theirs and name not in covered:
-                axes = ("batch", "length", "") if name == "logits" else ("batch",) + ("",) * (actual.ndim - 1)
+                of_tokens = name == "logits" and actual.ndim == 3
+                axes = ("batch", "length", "") if of_tokens else ("batch",) + ("",) * (actual.ndim - 1)
                 order = len(self._taps) + i
                 self._compare(order, Tap(name, name, axes=axes), actual, theirs[name], self.noisy_outputs.get(name))
-        if "logits" in ours and "logits" in theirs:
-            actual, expected = ours["logits"][:, -1], theirs["logits"][:, -1]
+        if "logits" in ours and "logits" in theirs and ours["logits"].dim() in (2, 3):
+            actual, expected = last_logits(ours["logits"]), last_logits(theirs["logits"])
             if actual.shape == expected.shape:  # else the comparison of the site, or of the output, says so by name
                 dtype = str(ours["logits"].dtype).removeprefix("torch.")
                 found = measure_logits(actual, expected, dtype=dtype)
@@ -130,7 +131,7 @@ class Comparer:
         valid: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Cut logits [batch, length, vocab] to the last token where one side computed no others."""
-        if 1 not in (actual.shape[1], expected.shape[1]):
+        if actual.dim() != 3 or expected.dim() != 3 or 1 not in (actual.shape[1], expected.shape[1]):
             return actual, expected, noisy, valid
         self._found.note("one side has the last token's logits only: the others' are not compared")
         return actual[:, -1:], expected[:, -1:], None if noisy is None else noisy[:, -1:], None
@@ -141,6 +142,11 @@ class Comparer:
         rule = self._tolerance.rule_for((tap.site, *tap.aliases), self._step)
         rtol, atol = (rule.rtol, rule.atol) if rule else (None, None)
         return measure(actual, expected, axes=tap.axes, valid=valid, rtol=rtol, atol=atol)
+
+
+def last_logits(logits: torch.Tensor) -> torch.Tensor:
+    """Return each row's logits: those of the last token of [batch, length, vocab], all of [batch, classes]."""
+    return logits[:, -1] if logits.dim() == 3 else logits
 
 
 def is_mask(tensor: torch.Tensor) -> bool:

@@ -162,12 +162,13 @@ def write_readable(program: torch.export.ExportedProgram, directory: Path) -> No
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep the exporters' chatter off the screen; their errors still raise."""
-    names = ("torch.onnx", "onnxscript", "torch.export", "torch.fx", "onnx_ir")
+    names = ("torch.onnx", "onnxscript", "torch.export", "torch._export", "torch.fx", "onnx_ir")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
-    # torch's structured trace is at debug level on purpose; a test runner that captures logs would show all of it.
+    # torch's structured trace is at debug level on purpose, and pytest captures loggers that do not propagate as well.
     trace = logging.getLogger("torch.__trace")
     propagate, trace.propagate = trace.propagate, False
+    handlers, trace.handlers = trace.handlers, [h for h in trace.handlers if type(h).__module__.startswith("torch.")]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
@@ -175,6 +176,6 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        trace.propagate = propagate
+        trace.propagate, trace.handlers = propagate, handlers
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -35,11 +35,12 @@ class TokenBatch:
 def encode(
     prompts: Prompt | Sequence[Prompt], *, tokenizer: Any = None, vocab_size: int = 0, pad: int = 0
 ) -> TokenBatch:
-    """Turn one prompt or several (text, or token ids) into a left-padded batch.
+    """Turn one prompt or several (text, or token ids) into a left-padded batch. Ids may be tensors or arrays.
 
     Raises :class:`UsageError` for an empty prompt, text without a tokenizer, or an id outside the vocabulary.
     """
-    rows: list[Any] = [prompts] if is_single(prompts) else list(prompts)
+    given = prompts if isinstance(prompts, str) else [plain(row) for row in prompts]
+    rows: list[Any] = [given] if is_single(given) else list(given)
     if not rows:
         raise UsageError("no prompt given, expected at least one")
     ids = [encode_one(row, tokenizer, i, len(rows)) for i, row in enumerate(rows)]
@@ -56,6 +57,11 @@ def encode(
 def is_single(prompts: Any) -> bool:
     """Tell whether ``prompts`` is one prompt: a text, or a sequence of ids."""
     return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(p, int) for p in prompts))
+
+
+def plain(row: Any) -> Any:
+    """Return a tensor, an array or a number of numpy as plain numbers, anything else as it is."""
+    return row.tolist() if hasattr(row, "tolist") else row
 
 
 def encode_one(prompt: Prompt, tokenizer: Any, index: int, count: int) -> list[int]:

@@ -16,7 +16,7 @@ from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import Flip
-from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.tolerance import QUANTIZED, Tolerance
 from ditto_core.comparer import Comparer, Findings
 from ditto_core.floor import Floor
 from ditto_core.generate import Sequencer, TokenBatch, greedy
@@ -209,10 +209,14 @@ def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[
     """Judge what was found."""
     taps = sides.engine.taps
     info = sides.engine.info
+    results = judge(found.results, tolerance, taps, info)
+    if info.dtype in QUANTIZED and not found.logits and all(math.isinf(r.verdict.bound) for r in results):
+        why = f"an {info.dtype} engine is judged by its logits, which there are none of: give a tolerance by site"
+        found.missing.setdefault("logits", why)
     return Comparison(
         engine=info,
         reference=sides.reference.info,
-        results=judge(found.results, tolerance, taps, info),
+        results=results,
         tolerance=tolerance,
         tokens=tokens,
         logits=tuple(found.logits),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,9 +70,15 @@ def load_tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError, KeyError):
         return None
+    return tokenizer if knows_words(tokenizer) else None
+
+
+def knows_words(tokenizer: Any) -> bool:
+    """Tell a tokenizer from the empty one that transformers makes of a configuration with no tokenizer beside it."""
+    return len(tokenizer) > len(tokenizer.all_special_tokens)
 
 
 def vocab_size(config: Any) -> int:
@@ -105,7 +112,23 @@ def from_factory(source: ModelSource) -> LoadedModel:
         return LoadedModel(module, True, source.label, {})
     if examples is None:
         raise ModelError(f"factory {source.label!r} returned no example inputs, expected (module, {{name: tensor}})")
-    return LoadedModel(module, False, source.label, {name: tensor.cpu() for name, tensor in examples.items()})
+    return LoadedModel(module, False, source.label, checked_examples(source.label, module, examples))
+
+
+def checked_examples(label: str, module: nn.Module, examples: Any) -> dict[str, torch.Tensor]:
+    """Return a factory's example inputs on the CPU. Raises :class:`ModelError` when ``forward`` cannot take them."""
+    if not isinstance(examples, Mapping) or not all(isinstance(value, torch.Tensor) for value in examples.values()):
+        raise ModelError(
+            f"factory {label!r} returned example inputs that are not named tensors, expected {{name: tensor}}"
+        )
+    forward = inspect.signature(module.forward)
+    try:
+        forward.bind(**examples)
+    except TypeError as error:
+        takes = f"{type(module).__name__}.forward({', '.join(forward.parameters)})"
+        given = ", ".join(map(str, examples))
+        raise ModelError(f"factory {label!r} returned example inputs {given}, not those of {takes}: {error}") from error
+    return {name: tensor.cpu() for name, tensor in examples.items()}
 
 
 def on_host(module: nn.Module) -> nn.Module:
@@ -128,11 +151,17 @@ def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedM
             cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
             module = cls.from_pretrained(directory, dtype=torch.float32, **kwargs, **extra)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelError(f"model {source.location!r} could not be loaded: {first}") from error
+        raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
     decoder = is_decoder(module)
     examples: dict[str, torch.Tensor] = {} if decoder else dict(module.dummy_inputs)
     return LoadedModel(module, decoder, source.label, examples, directory)
+
+
+def reason(source: ModelSource, error: Exception) -> str:
+    """Return in one line why a model could not be loaded; transformers' own advice is about its own functions."""
+    if "trust_remote_code" in str(error) and not source.trust_remote_code:
+        return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @contextmanager
@@ -210,7 +239,10 @@ def is_decoder(module: nn.Module) -> bool:
     """Tell whether a module is a transformers decoder that takes a KV cache."""
     can_generate: Any = getattr(module, "can_generate", None)
     config = getattr(module, "config", None)
-    return bool(config is not None and can_generate is not None and can_generate() and hasattr(config, "vocab_size"))
+    if config is None or can_generate is None or not can_generate() or not hasattr(config, "vocab_size"):
+        return False
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return not getattr(config, "is_encoder_decoder", False) and hasattr(text, "num_attention_heads")
 
 
 def set_attention(module: nn.Module, implementation: str) -> None:

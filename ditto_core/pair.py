@@ -90,7 +90,10 @@ class Pair(PairSessions):
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:
         """Compare one forward pass of a model that is no decoder, on its example inputs unless others are given."""
         model = self.workspace.model(self.spec.model, self.spec.attention)
-        values = dict(inputs if inputs is not None else model.examples)
+        if self.engine_files.decoder:
+            raise UsageError(f"{self.spec.model.label} is a decoder: call generate(prompts) instead of run(inputs)")
+        given = inputs if inputs is not None else model.examples
+        values = {name: torch.as_tensor(value) for name, value in given.items()}
         for name in values:
             if name not in model.examples:
                 raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(model.examples)}")

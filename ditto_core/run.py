@@ -71,11 +71,16 @@ def load_tokenizer(location: str, prompts: Sequence[Prompt]) -> Any:
     """Load the tokenizer of a model directory or Hub id; None when no prompt is text and there is none."""
     from transformers import AutoTokenizer
 
+    from ditto_core.models import knows_words
+
     path = Path(location)
     gguf = sorted(path.glob("*.gguf")) if path.is_dir() else []
     try:
-        return AutoTokenizer.from_pretrained(location, **({"gguf_file": gguf[0].name} if gguf else {}))
-    except (OSError, ValueError, KeyError) as error:
-        if any(isinstance(prompt, str) and prompt for prompt in prompts):
-            raise UsageError(f"no tokenizer at {location!r}: give --model DIR, or --input-ids") from error
-        return None
+        tokenizer = AutoTokenizer.from_pretrained(location, **({"gguf_file": gguf[0].name} if gguf else {}))
+    except (OSError, ValueError, KeyError):
+        tokenizer = None
+    if tokenizer is not None and knows_words(tokenizer):
+        return tokenizer
+    if any(isinstance(prompt, str) and prompt for prompt in prompts):
+        raise UsageError(f"no tokenizer at {location!r}: give --model DIR, or --input-ids")
+    return None

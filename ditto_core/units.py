@@ -38,7 +38,7 @@ def parse_age(text: str) -> float:
     """Return the seconds in ``30d`` or ``12h``. Raises :class:`UsageError`; a unit is required."""
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in AGES:
-        raise UsageError(f"cannot read the age {text!r}, expected a number and s, m, h, d or w, as in 30d")
+        raise UsageError(f"cannot read the time {text!r}, expected a number and s, m, h, d or w, as in 30d")
     return float(match[1]) * AGES[match[2].lower()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 MARKER = "ditto_engine"
 SIGNATURE = (
     f"{MARKER}(model, *, backend='onnxruntime', dtype='float32', outputs='**', profile=None, attention='eager', "
-    "options=None, reference='eager', tolerance=None, observer=True, threads=1, name_map=None): build an engine of "
+    "options=None, reference='eager', tolerance=None, observer=True, threads=1, …): build an engine of "
     "`model` (a Hub id, a path, or model=callable) and step it beside its reference. Markers of class, module and "
     "function merge, the nearest wins; a list for `backend` or `dtype` parametrizes."
 )
@@ -120,6 +121,20 @@ def listed(name: str, arguments: Mapping[str, Any]) -> list[str]:
     if not value:
         raise UsageError(f"marker {MARKER} has an empty list for {name}, expected at least one")
     return list(dict.fromkeys(value))
+
+
+def refuse_marked_model(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """Refuse ``@pytest.mark.ditto_engine(factory)``, for which pytest marks the factory and calls it with the test.
+
+    What stands under the test's name is then the model, and the test would be gone without a word.
+    """
+    if not (inspect.isfunction(obj) or inspect.isclass(obj)) or collector.funcnamefilter(name):
+        return
+    bare = (mark for mark in obj.__dict__.get("pytestmark", ()) if not (mark.args or mark.kwargs))
+    if any(mark.name == MARKER for mark in bare) and not (inspect.isclass(obj) and collector.classnamefilter(name)):
+        raise collector.CollectError(
+            f"marker {MARKER} is on {name!r}, which is no test: write @pytest.mark.{MARKER}(model={name})"
+        )
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:

@@ -74,6 +74,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     gate.parametrize(metafunc)
 
 
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """Refuse a marker that pytest gave to the model's callable in place of the test."""
+    marker.refuse_marked_model(collector, name, obj)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check the markers of the tests that are going to run, before any of them does."""

@@ -18,6 +18,7 @@ from ditto_core.errors import CacheError, DittoError, TraceError, UsageError
 from pytest_ditto import reports
 from pytest_ditto.bench import NOTES
 from pytest_ditto.fixtures import PAIR, UNAVAILABLE
+from pytest_ditto.marker import MARKER, uses_ditto
 from pytest_ditto.options import OPTIONS
 from pytest_ditto.readers import ALL
 
@@ -97,6 +98,8 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
     """Put tables, numbers, notes and one-line errors into a test's report, and settle its dump."""
     runs = comparisons(item, call)
     facts: dict[str, Any] = {"runs": [numbers_of(run) for run in runs], "notes": take_notes(item.config)}
+    if call.when == "call" and report.passed and unused_marker(item):
+        facts["notes"].append(f"{item.nodeid} has the marker ditto_engine but uses no ditto fixture: no engine ran")
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, DittoError):
         facts["bad_input"] = isinstance(error, BAD_INPUT)
@@ -111,6 +114,12 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
     facts["files"] = reports.spool(item.config, runs)
     if any(facts.values()):
         setattr(report, ATTRIBUTE, facts)
+
+
+def unused_marker(item: pytest.Item) -> bool:
+    """Tell whether a test has a marker of its own, and no engine."""
+    own = any(mark.name == MARKER for mark in item.own_markers)
+    return own and not uses_ditto(item) and PAIR not in item.stash
 
 
 def take_notes(config: pytest.Config) -> list[str]:

@@ -5,36 +5,50 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from importlib import metadata
+from typing import Annotated
+
+import typer
 
 from ditto_core.errors import DittoError
-
-if TYPE_CHECKING:
-    import typer
 
 COMMANDS = ("build", "run", "compare", "localize", "report", "inspect", "fuzz", "calibrate", "doctor")
 INTERRUPTED = 130
 GROUPS = ("debug", "gate", "cache")
+HELP = "Does an inference engine still compute what the model computes? Build it with extra outputs, step it, compare."
 
 
 def application() -> typer.Typer:
     """Put the subcommands together."""
-    import typer
-
     app = typer.Typer(
         name="ditto",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # it would take what stands in brackets, [default: …], for markup
-        help=__doc__,
+        help=HELP,
     )
-    app.callback()(lambda: None)
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+        ] = False,
+    ) -> None:
+        """Take the options that come before a subcommand."""
+
     for name in COMMANDS:
         app.command(name)(importlib.import_module(f"ditto_core.cli.{name}").command)
     for name in GROUPS:
         app.add_typer(importlib.import_module(f"ditto_core.cli.{name}").app, name=name)
     return app
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end, where it is ``wanted``."""
+    if wanted:
+        print(f"pytest-ditto-engine {metadata.version('pytest-ditto-engine')}")
+        raise typer.Exit
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ def command(
     model: Annotated[str, typer.Argument(help="Hub id, model directory (safetensors or GGUF), or GGUF file.")],
     output_dir: Annotated[Path | None, typer.Option(help="Copy the engine here; else it stays in the cache.")] = None,
     backend: Annotated[str, typer.Option(help="Engine to build for.")] = "onnxruntime",
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")] = "float32",
     add_output: Annotated[
         list[str] | None,
         typer.Option(help="Selector (model.layers.*.mlp), raw name (fx:NODE, onnx:VALUE) or NAME=ALIAS; repeatable."),

@@ -30,7 +30,10 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="TOML file of rules.")] = Path("tolerances.toml"),
     cache_dir: shared.CacheDir = "",
 ) -> None:
-    """Step an engine beside its reference on every sample of a suite; write twice the worst errors as tolerances."""
+    """Write tolerances measured on a suite.
+
+    Steps an engine beside its reference on every sample; the rules are twice the worst errors.
+    """
     from ditto_core.cli import screen
     from ditto_core.cli.build import outputs
     from ditto_core.compare.rules import load_tolerance, write_rules

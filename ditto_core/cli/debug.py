@@ -13,7 +13,7 @@ from ditto_core.cli.gate_options import Cluster, Jobs
 from ditto_core.errors import UsageError
 from ditto_core.whole import write_whole
 
-app = typer.Typer(no_args_is_help=True, help=__doc__)
+app = typer.Typer(no_args_is_help=True, help="Reduce, bisect and repeat failing builds.")
 
 ART_DIR = Path("ditto_debug_artifacts")
 ITER_INFO = Path("iteration.json")
@@ -47,7 +47,7 @@ def reduce(
     save_debug_replay: shared.SaveReplay = None,
     json_file: shared.Json = None,
 ) -> None:
-    """Reduce a failing ONNX model to the smallest part that fails, cut at captured activations."""
+    """Find the smallest part that fails. An ONNX model is cut at captured activations."""
     from ditto_core.debug.graph import Graph
     from ditto_core.debug.reduce import ReduceOptions, reduce_model
 
@@ -97,7 +97,7 @@ def precision(
     save_debug_replay: shared.SaveReplay = None,
     json_file: shared.Json = None,
 ) -> None:
-    """Find the operators that must stay in float32, and write the model with casts around them."""
+    """Find operators that must stay in float32. The model is written with casts around them."""
     from ditto_core.debug.graph import Graph
     from ditto_core.debug.oracle import Reference
     from ditto_core.debug.precision import PrecisionOptions, find_precision
@@ -150,7 +150,7 @@ def build(
     save_debug_replay: shared.SaveReplay = None,
     json_file: shared.Json = None,
 ) -> None:
-    """Build again and again from nothing, sort the engines into good and bad, and measure how far builds spread."""
+    """Build again and again, from nothing. Engines are sorted into good and bad; how far builds spread is measured."""
     from ditto_core.cli.build import pair
     from ditto_core.compare.tolerance import TABLE
     from ditto_core.debug.builds import make_builder
@@ -192,7 +192,7 @@ def repeat(
     save_debug_replay: shared.SaveReplay = None,
     json_file: shared.Json = None,
 ) -> None:
-    """Run any command again and again and sort the files that it writes into good and bad."""
+    """Run any command again and again. The files that it writes are sorted into good and bad."""
     from ditto_core.debug.iterations import Until
     from ditto_core.debug.loops import repeat as run
 
@@ -212,7 +212,7 @@ def diff_tactics(
     bad: Path = typer.Option(None, help="Folder of the bad builds, instead of DIR/bad."),
     json_file: shared.Json = None,
 ) -> None:
-    """Show what bad builds are made of and good ones are not: timing-cache entries and layers' kernels."""
+    """Show what only bad builds are made of. Timing-cache entries and layers' kernels."""
     from ditto_core.debug.tactics import diff_tactics as compare
 
     found = compare(good or directory / "good", bad or directory / "bad")

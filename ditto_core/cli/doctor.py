@@ -23,7 +23,7 @@ PACKAGES = (
 
 
 def command() -> None:
-    """Print versions, backends, the cache, and clashes with other packages named ditto."""
+    """Show what works on this machine. Versions, backends, the cache, and clashes with other packages named ditto."""
     from ditto_core.backends.trtllm.detect import report_lines
     from ditto_core.cache import default_root
 

@@ -34,7 +34,7 @@ def command(
     ] = None,
     cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
 ) -> None:
-    """Try prompts until the engine diverges from its reference, and shrink the one that it diverges for."""
+    """Find the shortest prompt that diverges. Tries prompts against the reference, and shrinks the one that fails."""
     from ditto_core.cli import screen
     from ditto_core.cli.run import parse_ids
     from ditto_core.fuzz import Limits, check_hypothesis

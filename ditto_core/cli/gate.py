@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ditto_core.gates import Baseline, GateResult
     from ditto_core.gates.settings import GateSettings
 
-app = typer.Typer(no_args_is_help=True, help="Accuracy gates: run, merge shards, check a result.")
+app = typer.Typer(no_args_is_help=True, help="Run, merge and check accuracy gates.")
 
 Output = Annotated[Path, typer.Option("--output", help="Write the result (JSON) here.")]
 RESULT = Path("gate.json")
@@ -93,7 +93,7 @@ def check(
     commit: Annotated[str, typer.Option(help="Refuse what another commit produced.")] = "",
     gpu: Annotated[str, typer.Option(help="Refuse what ran on no GPU whose name holds this.")] = "",
 ) -> None:
-    """Check a result that another machine produced: whole, unchanged, fresh, and passed by its own records."""
+    """Check a result of another machine. Is it whole, unchanged, fresh, and passed by its own records?"""
     from ditto_core.gates.result import GateResult
 
     oldest = parse_age(max_age) if max_age else None

@@ -22,7 +22,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     layers: Annotated[bool, typer.Option(help="Show layers and kernels.")] = True,
 ) -> None:
-    """Show an engine's inputs, outputs, profiles, layers, taps and where each tap comes from."""
+    """Show what is inside an engine. Inputs, outputs, profiles, layers, taps and where each tap comes from."""
     from ditto_core.backends.base import Inspectable, get_backend
     from ditto_core.engine import Engine
 

@@ -31,7 +31,7 @@ def command(
     cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:
-    """Find the site that adds the error, with one build and one run, and name the cause."""
+    """Name the site that adds the error, and why. One build and one run."""
     from ditto_core.cli import screen
     from ditto_core.cli.run import parse_ids
     from ditto_core.engine import MANIFEST_FILE

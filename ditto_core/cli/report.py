@@ -29,7 +29,7 @@ def command(
     ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="All sites in the table, not the worst.")] = False,
 ) -> None:
-    """Show a comparison that was made before; without an option, as a table."""
+    """Show a comparison that was made before. Without an option, as a table."""
     from ditto_core.report.source import open_comparison
     from ditto_core.report.text import ROWS, table
 

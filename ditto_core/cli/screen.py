@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ditto_core.cache import Cache
-from ditto_core.workspace import Workspace
+if TYPE_CHECKING:
+    from ditto_core.workspace import Workspace
 
 
 def workspace(cache_dir: Path | str | None = None, artifacts: Path | None = None) -> Workspace:
     """Return a workspace that shows what it is doing."""
+    from ditto_core.cache import Cache
+    from ditto_core.workspace import Workspace  # torch: `ditto --help` must not wait for it
+
     console = Console(stderr=True)
 
     def progress(message: str) -> AbstractContextManager[object]:

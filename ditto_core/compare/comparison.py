@@ -23,9 +23,9 @@ from ditto_core.compare.result import (
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import Verdict
-from ditto_core.errors import TraceError
+from ditto_core.errors import SelectorError, TraceError
 from ditto_core.receipt import Receipt
-from ditto_core.sites import Tap, matches
+from ditto_core.sites import Tap, matches, no_match
 
 if TYPE_CHECKING:
     from ditto_core.localize import Localization
@@ -129,12 +129,16 @@ class Comparison:
         """Return the part of the comparison whose sites match ``selector`` by any name, at ``step`` where given.
 
         The logits' own metrics stay where all steps do and ``selector`` matches the tensor that the logits are.
+        Raises :class:`SelectorError` when ``selector`` matches no site of the comparison.
         """
 
         def chosen(site: str) -> bool:
             aliases = self.tap_of[site].aliases if site in self.tap_of else ()
             return any(matches(selector, name) for name in (site, *aliases))
 
+        known = [*self.sites, *self.missing]
+        if known and not any(map(chosen, known)):
+            raise SelectorError(no_match(selector, known))
         whole = step is None and any(map(chosen, self.logits_names))
         return replace(
             self,

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-HEAD = "import pytest\nfrom tiny import tiny_llama, tiny_mlp\n"
+HEAD = """import pytest
+from tiny import tiny_llama, tiny_mlp
+
+def unnamed(): return tiny_mlp()[0], list(tiny_mlp()[1].values())
+
+def misnamed(): return tiny_mlp()[0], {"x": tiny_mlp()[1]["input"]}
+"""
 
 
 def case(arguments: str, body: str = "pass", model: str = "model=tiny_llama") -> str:
@@ -24,6 +30,15 @@ def case(arguments: str, body: str = "pass", model: str = "model=tiny_llama") ->
         (case("observer=False", model="'./no/such/model'"), "model './no/such/model' is not there"),
         (case("observer=False", model="'.'"), "model directory '.' holds no weights (*.safetensors, *.gguf, *.bin)"),
         (case("dtype='bfloat16'"), "backend onnxruntime has no bfloat16, expected float32, float16, float64"),
+        (case("", "ditto.run()"), "tiny_llama is a decoder: call generate(prompts) instead of run(inputs)"),
+        (
+            case("observer=False", model="model=unnamed"),
+            "factory 'unnamed' returned example inputs that are not named *",
+        ),
+        (
+            case("observer=False", model="model=misnamed"),
+            "factory 'misnamed' returned example inputs x, not those of Sequential.forward(input): *",
+        ),
         (case("options={'levl': 'all'}"), "onnxruntime has no option 'levl'; did you mean 'level'? (known: *)"),
         (case("observer=False", "ditto.generate('')"), "the prompt is empty, expected at least one token"),
         (case("observer=False", "ditto.generate([[1], []])"), "prompt 1 is empty, expected at least one token"),

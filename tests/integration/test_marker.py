@@ -197,3 +197,39 @@ def test_x(ditto): pass
     tolerance = found["test_x"].options.tolerance
     assert tolerance.factor == 6
     assert [(rule.selector, rule.bound) for rule in tolerance.rules] == [("model.*", 0.5), ("model.norm", 0.25)]
+
+
+def test_a_marker_that_pytest_put_on_the_model_is_refused(project):
+    project.makepyfile("""
+import pytest
+
+def shrunk(layers=2): return object()
+
+@pytest.mark.ditto_engine(shrunk)
+def test_gone(ditto): assert False
+
+def test_other(): pass
+""")
+    result = project.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    line = "marker ditto_engine is on 'shrunk', which is no test: write @pytest.mark.ditto_engine(model=shrunk)"
+    result.stdout.fnmatch_lines([f"*{line}"])
+
+
+def test_a_marker_without_a_fixture_is_noted(project):
+    project.makepyfile("""
+import pytest
+from tiny import tiny_llama
+
+pytestmark = pytest.mark.ditto_engine(model=tiny_llama)
+
+@pytest.mark.ditto_engine(dtype="float16")
+def test_forgot(): pass
+
+def test_other(): pass
+""")
+    result = project.runpytest_inprocess()
+    result.assert_outcomes(passed=2)
+    notes = [line for line in result.outlines if line.startswith("note: ")]
+    name = "test_a_marker_without_a_fixture_is_noted.py::test_forgot"
+    assert notes == [f"note: {name} has the marker ditto_engine but uses no ditto fixture: no engine ran"]

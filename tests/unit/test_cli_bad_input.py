@@ -56,7 +56,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (("gate", "check", "bytes.json"), "bytes.json is no gate result ("),
         (("gate", "check", "five.json"), "expected what `ditto gate run` and `ditto gate merge` write"),
         (("gate", "check", "absent.json"), "absent.json is no gate result (No such file or directory)"),
-        (("gate", "check", "gate.json", "--max-age=-1d"), "cannot read the age '-1d', expected a number and s, m, h"),
+        (("gate", "check", "gate.json", "--max-age=-1d"), "cannot read the time '-1d', expected a number and s, m, h"),
         (("gate", "merge", "gate.json", "--output", "folder"), "cannot write folder: Is a directory"),
         ((*CALIBRATE, "--output", "folder"), "cannot write folder: Is a directory"),
         ((*CALIBRATE, "--output", "no.toml"), "no.toml cannot be read as TOML"),

@@ -77,7 +77,7 @@ def test_prune_removes_what_was_asked_for_and_dry_run_only_says_so(cache, option
     [
         (["prune"], "say what to remove"),
         (["prune", "--max-size", "10XB"], "cannot read the size '10XB'"),
-        (["prune", "--max-age", "30"], "cannot read the age '30'"),
+        (["prune", "--max-age", "30"], "cannot read the time '30'"),
     ],
 )
 def test_bad_input_exits_2_with_the_remedy(cache, arguments, message):

@@ -14,7 +14,7 @@ from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
-from ditto_core.errors import TraceError
+from ditto_core.errors import SelectorError, TraceError
 from ditto_core.sites import Tap
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
@@ -89,6 +89,11 @@ def test_filter_and_judged_keep_the_measurements():
     assert strict.first_bad.verdict.bound == pytest.approx(1e-3)
     assert run.judged(Tolerance(factor=1000.0))
     assert [r.metrics for r in strict.results] == [r.metrics for r in run.results]
+
+
+def test_a_part_that_no_site_belongs_to_is_refused():
+    with pytest.raises(SelectorError, match=r"selector 'model.layer.\*' matches none of \d+ sites; closest: model"):
+        compared({}).filter("model.layer.*")
 
 
 def test_a_part_holds_what_is_said_of_its_own_sites():

@@ -1,3 +1,4 @@
+import numpy
 import pytest
 import torch
 
@@ -54,3 +55,13 @@ def test_padding_is_left_out_and_a_real_query_counts_with_all_its_keys():
     assert keys[..., 0].squeeze(1).tolist() == [[True, True, True], [False, False, True]]
     assert valid_elements(("batch", "length", ""), torch.ones(2, 3), 3) is None
     assert valid_elements(("", "length", ""), mask, 3) is None
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([5, 6]), numpy.array([5, 6]), [numpy.int64(5), numpy.int64(6)]])
+def test_one_prompt_may_be_a_tensor_an_array_or_numbers_of_numpy(ids):
+    assert encode(ids).input_ids.tolist() == [[5, 6]]
+
+
+@pytest.mark.parametrize("rows", [torch.tensor([[5, 6], [7, 8]]), [torch.tensor([5, 6]), numpy.array([7, 8])]])
+def test_several_prompts_may_be_tensors_or_arrays(rows):
+    assert encode(rows).input_ids.tolist() == [[5, 6], [7, 8]]

@@ -27,7 +27,7 @@ def test_a_size_that_cannot_be_read_is_one_clear_line(text):
 
 @pytest.mark.parametrize("text", ["", "30", "d", "3y", "-1d"])
 def test_an_age_that_cannot_be_read_is_one_clear_line(text):
-    with pytest.raises(UsageError, match=r"cannot read the age .*as in 30d"):
+    with pytest.raises(UsageError, match=r"cannot read the time .*as in 30d"):
         parse_age(text)
 
 

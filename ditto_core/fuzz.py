@@ -127,7 +127,11 @@ class Fuzzer:
         self._margin = 0.0
 
     def search(self, seconds: float) -> Outcome:
-        """Try what the corpus holds, then new prompts until ``seconds`` are over or one is found and shrunk."""
+        """Try what the corpus holds, then new prompts until ``seconds`` are over or one is found and shrunk.
+
+        The time begins when both sides are built and open.
+        """
+        sides(self._pair)
         self._stop = time.monotonic() + seconds
         try:
             found = self._known() or self._new()
@@ -215,9 +219,13 @@ class Fuzzer:
 
 def compare(pair: Pair, rows: Sequence[Sequence[int]], steps: int) -> Comparison:
     """Run a batch in lockstep; unlike ``Pair.generate`` it keeps neither the comparison nor the noise floor."""
-    sides = Sides(pair.engine, pair.reference, pair.noisy)
     with torch_threads(pair.options.threads):
-        return lockstep(sides, pair.encode(rows), steps=steps, tolerance=Tolerance.of(pair.options.tolerance))[0]
+        return lockstep(sides(pair), pair.encode(rows), steps=steps, tolerance=Tolerance.of(pair.options.tolerance))[0]
+
+
+def sides(pair: Pair) -> Sides:
+    """Return the engine, the reference and its rounding, built and opened."""
+    return Sides(pair.engine, pair.reference, pair.noisy)
 
 
 def check_hypothesis() -> None:

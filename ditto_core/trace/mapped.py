@@ -1,7 +1,8 @@
 """Safetensors files and torch's own, also those that are larger than the memory that the system promises.
 
 Their libraries map a file so that it may be written to, privately. Linux refuses that for a file beyond memory and
-swap, though only a part is ever touched. Such a file is mapped for reading only: writing to its tensors ends the process.
+swap, though only a part is ever touched. Such a file is mapped for reading only: writing to its tensors ends the
+process.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -79,9 +81,12 @@ def test_an_interrupted_search_keeps_the_smallest_failure_so_far_and_goes_on(div
     assert [len(row) for row in outcome.failure.rows] == [6]
 
 
-def test_a_healthy_engine_is_searched_until_the_deadline_and_rounds_go_on_with_the_same_seed(healthy, tmp_path):
+def test_a_healthy_engine_is_searched_until_the_deadline_and_rounds_go_on_with_the_same_seed(
+    healthy, tmp_path, monkeypatch
+):
     first = Corpus(tmp_path, 3, "toy")
-    outcome = Fuzzer(healthy, first, LIMITS).search(1.5)
+    monkeypatch.setattr("ditto_core.fuzz.time", SimpleNamespace(monotonic=count(1.0).__next__))  # a second a look
+    outcome = Fuzzer(healthy, first, LIMITS).search(60)
     assert outcome.failure is None
     assert 0 < outcome.margin < 1
     assert outcome.tried == first.state.tried > 0
@@ -91,6 +96,24 @@ def test_a_healthy_engine_is_searched_until_the_deadline_and_rounds_go_on_with_t
     assert Corpus(tmp_path, 4, "toy").state.rounds == 0
     with pytest.raises(UsageError, match="is of toy, this is other"):
         Corpus(tmp_path, 3, "other")
+
+
+def test_the_time_begins_when_the_engine_is_built(workspace, tmp_path, monkeypatch):
+    seconds = [0.0]
+
+    def slow():
+        seconds[0] += 600
+        return tiny_decoder("mistral", sliding_window=6)
+
+    monkeypatch.setattr("ditto_core.fuzz.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    pair = Pair(workspace, EngineSpec.of(slow, outputs="model.layers.0"), PairOptions(observer=False))
+
+    def tick(tried, margin):
+        seconds[0] += 20
+
+    outcome = Fuzzer(pair, Corpus(tmp_path, 0, "slow"), LIMITS, tick).search(60)
+    pair.close()
+    assert outcome.tried == 3
 
 
 @pytest.fixture(scope="module")

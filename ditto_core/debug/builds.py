@@ -22,6 +22,14 @@ from ditto_core.onnx_graph import read_graph, read_model
 
 TACTICS_SUFFIX = "_tactics.json"
 TENSORRT_TARGET = "ditto_core.debug.trt_build:build_fresh"
+SETTLED: Mapping[str, str] = {
+    "taps": "the model's outputs are compared",
+    "profiles": "an engine is built for the shapes of the inputs",
+    "timing_cache": "each build begins with an empty one",
+    "isolate": "each build has a process of its own",
+    "probe": "no kernel is measured",
+}
+"""TensorRT's options that mean nothing here, with the reason."""
 
 
 class Builder(Protocol):
@@ -75,19 +83,21 @@ class TensorRTBuilder:
             tactics = run_isolated(TENSORRT_TARGET, arguments, timeout=self.options["timeout"])
             shutil.copyfile(folder / ENGINE_FILE, path)
             write_tactics(path, tactics["library"], tactics["layers"], tactics["timings"])
-            return run_tensorrt(folder, feed, outputs) if feed else None
+            return run_tensorrt(folder, self.options, feed, outputs) if feed else None
 
 
-def run_tensorrt(folder: Path, feed: Arrays, outputs: tuple[str, ...]) -> dict[str, Any] | None:
+def run_tensorrt(
+    folder: Path, options: Mapping[str, Any], feed: Arrays, outputs: tuple[str, ...]
+) -> dict[str, Any] | None:
     """Run a built engine once and return its ``outputs``, the KV cache too; None where no GPU runs it."""
     from ditto_core.backends.base import get_backend
     from ditto_core.localize.operators import as_array
     from ditto_core.sites import Tap
     from ditto_core.spec import EngineSpec
 
-    spec, taps = EngineSpec.of(str(folder), backend="tensorrt"), tuple(Tap(name, name) for name in outputs)
+    spec = EngineSpec.of(str(folder), backend="tensorrt", options=options)
     try:
-        session = get_backend("tensorrt").open(spec, folder, taps)
+        session = get_backend("tensorrt").open(spec, folder, tuple(Tap(name, name) for name in outputs))
     except BackendError:
         return None
     try:
@@ -137,7 +147,9 @@ def make_builder(name: str, model: Path, engine: OnnxRuntime, options: Mapping[s
     if name == "tensorrt":
         from ditto_core.backends.tensorrt.options import Options
 
-        return TensorRTBuilder(model, Options.parse(options).to_json())
+        for given in SETTLED.keys() & options.keys():
+            raise UsageError(f"--option {given} is of no use here: {SETTLED[given]}")
+        return TensorRTBuilder(model, Options.parse({**options, "probe": False}).to_json())
     if name == "onnxruntime" and options:
         raise UsageError(f"--option {next(iter(options))} is of no use to onnxruntime here, expected --level")
     if name == "onnxruntime":

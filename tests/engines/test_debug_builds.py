@@ -66,6 +66,10 @@ def test_a_build_that_nothing_judges_is_an_error():
         debug("build", "bad.onnx", "--until", 2, "--backend", "tensort", "--check", "true")
     with pytest.raises(UsageError, match="has no option 'tf23'; did you mean 'tf32'"):
         debug("build", "bad.onnx", "--until", 2, "--backend", "tensorrt", "--option", "tf23=true", "--check", "true")
+    with pytest.raises(
+        UsageError, match="--option timing_cache is of no use here: each build begins with an empty one"
+    ):
+        debug("build", "bad.onnx", "--until", 2, "--backend", "tensorrt", "--option", "timing_cache=true")
     with pytest.raises(UsageError, match="--option level is of no use to onnxruntime here, expected --level"):
         debug("build", "bad.onnx", "--until", 2, "--option", "level=basic", "--check", "true")
 

@@ -182,6 +182,17 @@ def test_every_output_of_a_build_is_judged_the_cache_too(workspace, tmp_path, mo
     assert made["present.0.key"].tolist() == [[0.5, 0.25], [2.5, 2.0]]
 
 
+def test_a_build_runs_with_the_options_that_it_was_made_with(workspace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    feed, opened = save_cached_step(tmp_path / "step.onnx", "float32"), []
+    builder = make_builder("tensorrt", tmp_path / "step.onnx", PLAIN, {"cuda_graphs": "true"})
+    with gpu_stand_in(workspace) as backend:
+        plain = backend.open
+        backend.open = lambda *given: opened.append(given[0]) or plain(*given)
+        builder.build(tmp_path / "step.engine", feed, ("y",))
+    assert [(spec.option("cuda_graphs"), spec.option("probe")) for spec in opened] == [(True, False)]
+
+
 def save_cached_step(path, dtype):
     """``y = x W`` is appended to a cache of one row; return inputs."""
     kind = getattr(onnx.TensorProto, {"float32": "FLOAT"}.get(dtype, dtype.upper()))

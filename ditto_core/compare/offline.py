@@ -15,7 +15,7 @@ from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits
-from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance
+from ditto_core.compare.tolerance import EPSILON, INTEGERS, QUANTIZED, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.dumps import Dump
@@ -41,7 +41,8 @@ def compare_offline(
     """Measure and judge every pair of two dumps; the first dump is the engine's side.
 
     ``dtype`` decides the bounds where no rule does (default: what the dump says, else the coarsest of the tensors on
-    either side; an 8-bit one only where there is no other); integers have to be equal. Names and steps that only one
+    either side; an 8-bit one only where there is no other); integers have to be equal, whatever ``rtol`` and ``atol``
+    are. Names and steps that only one
     side has are in ``missing``, with ``ignore_missing`` in ``notes``; different shapes are in ``missing`` always.
     Raises :class:`UsageError` for a negative tolerance or a NaN.
     """
@@ -95,16 +96,19 @@ class Found:
         if pair.problem:
             self.missing[pair.name] = pair.problem
             return
+        kind = judged_dtype(pair.actual.dtype, pair.expected.dtype)
+        exact = name_of(kind) in INTEGERS
         rule = self.tolerance.rule_for((pair.name,), pair.step)
+        rtol, atol = (rule.rtol, rule.atol) if rule else (None, None)
+        usual = (0.0, 0.0) if exact else (self.rtol, self.atol)
         metrics = measure(
             pair.actual,
             pair.expected,
-            rtol=self.rtol if rule is None or rule.rtol is None else rule.rtol,
-            atol=self.atol if rule is None or rule.atol is None else rule.atol,
+            rtol=usual[0] if rtol is None else rtol,
+            atol=usual[1] if atol is None else atol,
             equal_nan=self.equal_nan,
         )
-        kind = coarser(pair.actual.dtype, pair.expected.dtype)
-        self.dtypes.setdefault(pair.name, kind)
+        self.dtypes[pair.name] = kind if exact else self.dtypes.get(pair.name, kind)
         place = self.order.setdefault(pair.name, len(self.order))
         self.results.append(SiteResult(pair.step, pair.name, place, metrics, UNJUDGED))
         if pair.name in LOGITS and pair.step not in self.logits and pair.actual.dim() > 1 and metrics.count:
@@ -133,6 +137,16 @@ def engine_dtype(dtypes: Iterable[torch.dtype]) -> str:
     wide = [kind for kind in floats if kind.itemsize > 1]
     found = wide or floats
     return name_of(max(found, key=lambda kind: EPSILON[name_of(kind)])) if found else "float32"
+
+
+def judged_dtype(actual: torch.dtype, expected: torch.dtype) -> torch.dtype:
+    """Return the coarser dtype, or that of the side with integers: ids are ids though the other tool wrote them as
+    floats. An 8-bit integer beside a float is a quantized number, and no id.
+    """
+    for one, other in ((actual, expected), (expected, actual)):
+        if name_of(one) in INTEGERS and one.itemsize > 1 and other.is_floating_point:
+            return one
+    return coarser(actual, expected)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -294,3 +294,18 @@ def test_help_shows_what_stands_in_brackets(monkeypatch, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "[tool.ditto_core.gates.NAME]" in shown
     assert "[default: onnxruntime]" in shown
+
+
+@pytest.mark.parametrize("loosened", [(), ("--rtol", "0.01", "--atol", "2")])
+def test_ids_that_one_tool_wrote_as_floats_are_still_ids(compare, tmp_path, loosened):
+    """TensorRT-LLM's Python runtime writes every tensor as float32: one id beside another is 8e-6 of its size."""
+    ids = torch.tensor([[128000, 5, 7]])
+    ours = safetensors(tmp_path / "ours.safetensors", ids=ids + torch.tensor([[1, 0, 0]]), x=X)
+    floats = safetensors(tmp_path / "floats.safetensors", ids=ids.float(), x=X)
+    whole = safetensors(tmp_path / "whole.safetensors", ids=ids, x=X)
+    assert compare(whole, floats, *loosened)[0] == 0
+    for other in (floats, whole):
+        code, output = compare(ours, other, *loosened)
+        assert code == 1
+        assert "engine diverges at ids, step 0: mismatched 1.0e+00 > 0.0e+00 (integers are equal or not)" in output
+    assert compare(ours, whole, "--tolerance", "max_abs:ids=1")[0] == 0

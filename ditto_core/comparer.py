@@ -138,8 +138,7 @@ class Comparer:
     def _measure(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Metrics:
         if is_mask(expected):
             actual, expected = actual < 0, expected < 0
-        rule = self._tolerance.rule_for((tap.site, *tap.aliases), self._step)
-        rtol, atol = (rule.rtol, rule.atol) if rule else (None, None)
+        rtol, atol = self._tolerance.elementwise((tap.site, *tap.aliases), self._step)
         return measure(actual, expected, axes=tap.axes, valid=valid, rtol=rtol, atol=atol)
 
 

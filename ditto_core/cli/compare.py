@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,8 @@ from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.compare.tolerance import Rule, Tolerance
+    from ditto_core.compare.bounds import Rule
+    from ditto_core.compare.tolerance import Tolerance
 
 
 def command(
@@ -88,17 +90,20 @@ def show(found: Comparison, verbose: bool) -> None:
 
 
 def tolerance_of(texts: list[str], file: Path | None) -> Tolerance:
-    """Return the rules of the command line over those of a file, or of the project."""
+    """Return the rules of the command line over those of a file, or of the project; those on one selector hold together."""
     from ditto_core.compare.rules import load_tolerance, project_tolerance
     from ditto_core.compare.tolerance import Tolerance
 
     filed = load_tolerance(file) if file else project_tolerance(Path.cwd())
-    return Tolerance(rules=tuple(parse_rule(text) for text in texts)).over(filed)
+    rules = [parse_rule(text) for text in texts]
+    said = [rule.selector for rule in rules]
+    together = (replace(rule, also=rule.selector in said[:i]) for i, rule in enumerate(rules))
+    return Tolerance(rules=tuple(together)).over(filed)
 
 
 def parse_rule(text: str) -> Rule:
     """Read ``SELECTOR=BOUND`` or ``METRIC:SELECTOR=BOUND``."""
-    from ditto_core.compare.tolerance import LOGITS_METRICS, METRICS, Rule
+    from ditto_core.compare.bounds import LOGITS_METRICS, METRICS, Rule
 
     selector, _, bound = text.rpartition("=")
     metric, colon, rest = selector.partition(":")

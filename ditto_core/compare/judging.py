@@ -8,9 +8,10 @@ from dataclasses import replace
 from statistics import median
 
 from ditto_core.backends.base import SessionInfo
+from ditto_core.compare.bounds import LOGITS_METRICS
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import INTEGERS, LOGITS_METRICS, QUANTIZED, Tolerance
+from ditto_core.compare.tolerance import INTEGERS, QUANTIZED, Tolerance
 from ditto_core.compare.verdict import WITHIN, Verdict, decide
 from ditto_core.sites import Tap
 

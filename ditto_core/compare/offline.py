@@ -98,8 +98,7 @@ class Found:
             return
         kind = judged_dtype(pair.actual.dtype, pair.expected.dtype)
         exact = name_of(kind) in INTEGERS
-        rule = self.tolerance.rule_for((pair.name,), pair.step)
-        rtol, atol = (rule.rtol, rule.atol) if rule else (None, None)
+        rtol, atol = self.tolerance.elementwise((pair.name,), pair.step)
         usual = (0.0, 0.0) if exact else (self.rtol, self.atol)
         metrics = measure(
             pair.actual,

@@ -12,7 +12,8 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.compare.tolerance import EPSILON, FACTOR, INTEGERS, Rule, Tolerance
+from ditto_core.compare.bounds import INTERNAL, Rule
+from ditto_core.compare.tolerance import EPSILON, FACTOR, INTEGERS, Tolerance
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def spelled(rule: Rule) -> str:
     plain = Rule(rule.selector, rule.bound)
     if rule == plain:
         return f"{rule.bound}"
-    names = [name for name in Rule.__dataclass_fields__ if name not in ("selector", "required", "bound")]
+    names = [name for name in Rule.__dataclass_fields__ if name not in (*INTERNAL, "bound")]
     changed = {name: getattr(rule, name) for name in names if getattr(rule, name) != getattr(plain, name)}
     texts = (f"{k} = {json.dumps(v) if isinstance(v, str) else v}" for k, v in {"bound": rule.bound, **changed}.items())
     return f"{{ {', '.join(texts)} }}"

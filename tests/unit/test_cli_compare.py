@@ -309,3 +309,11 @@ def test_ids_that_one_tool_wrote_as_floats_are_still_ids(compare, tmp_path, loos
         assert code == 1
         assert "engine diverges at ids, step 0: mismatched 1.0e+00 > 0.0e+00 (integers are equal or not)" in output
     assert compare(ours, whole, "--tolerance", "max_abs:ids=1")[0] == 0
+
+
+def test_bounds_on_two_metrics_of_one_selector_hold_together(compare, tmp_path):
+    good, bad = (safetensors(tmp_path / f"{name}.safetensors", x=x) for name, x in (("a", X), ("b", X * 1.01)))
+    code, output = compare(bad, good, "--tolerance", "x=1e-3", "--tolerance", "max_abs:x=1")
+    assert code == 1
+    assert "engine diverges at x, step 0: rel_l2 1.0e-02 > 1.0e-03 (rule 'x')" in output
+    assert compare(bad, good, "--tolerance", "x=1e-3", "--tolerance", "max_abs:x=1", "--tolerance", "x=0.1")[0] == 0

@@ -9,7 +9,7 @@ import torch
 
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult
-from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities
+from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.floor import Floor
@@ -37,7 +37,10 @@ class Findings:
 
 
 class Comparer:
-    """Compares one step: holds the engine's taps until the reference delivers each, then drops both."""
+    """Compares one step: holds the engine's taps until the reference delivers each, then drops both.
+
+    ``dtype`` is the engine's; near ties go by it where the logits are stored in a finer one.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,10 @@ class Comparer:
         inputs: Mapping[str, torch.Tensor],
         found: Findings,
         tolerance: Tolerance,
+        dtype: str = "",
     ) -> None:
         self._tolerance = tolerance
+        self._dtype = dtype
         self._taps = {tap.site: (i, tap) for i, tap in enumerate(taps)}
         self._step = step
         self._found = found
@@ -88,8 +93,8 @@ class Comparer:
         if "logits" in ours and "logits" in theirs:
             actual, expected = ours["logits"][:, -1], theirs["logits"][:, -1]
             if actual.shape == expected.shape:  # else the comparison of the site, or of the output, says so by name
-                dtype = str(ours["logits"].dtype).removeprefix("torch.")
-                found = measure_logits(actual, expected, dtype=dtype)
+                dtype = rounded_as(ours["logits"].dtype, self._dtype)
+                found = measure_logits(actual, expected, dtype=dtype, step=self._step)
                 self._found.logits.append(self._with_perplexity(found, ours["logits"], theirs["logits"]))
         for site in self.engine:
             self._found.missing.setdefault(site, "the reference did not compute it")

@@ -11,8 +11,8 @@ import typer
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.bounds import Rule
+    from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.tolerance import Tolerance
 
 
@@ -90,7 +90,7 @@ def show(found: Comparison, verbose: bool) -> None:
 
 
 def tolerance_of(texts: list[str], file: Path | None) -> Tolerance:
-    """Return the rules of the command line over those of a file, or of the project; those on one selector hold together."""
+    """Return the rules of the command line, of which those on one selector hold together, over those of a file."""
     from ditto_core.compare.rules import load_tolerance, project_tolerance
     from ditto_core.compare.tolerance import Tolerance
 

@@ -76,8 +76,8 @@ class Comparison:
     def logits_verdicts(self) -> tuple[tuple[int, Verdict], ...]:
         """Verdicts on the logits of each step: by rules about them, and of a quantized engine by KL and top-1."""
         names, dtype = self.logits_names, self.engine.dtype
-        judged = (judge_logits(m, dtype, self.tolerance, step, names) for step, m in enumerate(self.logits))
-        return tuple((step, verdict) for step, verdicts in enumerate(judged) for verdict in verdicts)
+        judged = ((m.step, judge_logits(m, dtype, self.tolerance, names)) for m in self.logits)
+        return tuple((step, verdict) for step, verdicts in judged for verdict in verdicts)
 
     @property
     def logits_names(self) -> tuple[str, ...]:
@@ -125,22 +125,22 @@ class Comparison:
         """Taps by site."""
         return {tap.site: tap for tap in self.taps}
 
-    def filter(self, selector: str = "**", *, step: int | None = None) -> Comparison:
-        """Return the part of the comparison whose sites match ``selector`` by any name, at ``step`` where given.
+    def filter(self, selector: str | None = None, *, step: int | None = None) -> Comparison:
+        """Return the part of the comparison whose sites match ``selector`` by any name, at ``step``; all without them.
 
-        The logits' own metrics stay where all steps do and ``selector`` matches the tensor that the logits are.
+        The logits' own metrics stay where ``selector`` matches the tensor that the logits are.
         """
 
         def chosen(site: str) -> bool:
             aliases = self.tap_of[site].aliases if site in self.tap_of else ()
-            return any(matches(selector, name) for name in (site, *aliases))
+            return selector is None or any(matches(selector, name) for name in (site, *aliases))
 
-        whole = step is None and any(map(chosen, self.logits_names))
+        logits = self.logits if any(map(chosen, self.logits_names)) else ()
         return replace(
             self,
             results=tuple(r for r in self.results if step in (None, r.step) and chosen(r.site)),
             missing={site: why for site, why in self.missing.items() if chosen(site)},
-            logits=self.logits if whole else (),
+            logits=tuple(m for m in logits if step in (None, m.step)),
         )
 
     def judged(self, tolerance: Tolerance) -> Comparison:
@@ -209,7 +209,7 @@ class Comparison:
             results=tuple(result_from_json(r) for r in data["results"]),
             tolerance=Tolerance.from_json(data["tolerance"]),
             tokens=tuple(token_from_json(t) for t in data["tokens"]),
-            logits=tuple(LogitsMetrics.from_json(m) for m in data["logits"]),
+            logits=tuple(LogitsMetrics.from_json({"step": i, **m}) for i, m in enumerate(data["logits"])),
             observer=ObserverEffect(**observer) if observer else None,
             missing=data["missing"],
             taps=tuple(Tap.from_json(t) for t in data["taps"]),

@@ -14,7 +14,7 @@ from ditto_core.compare.findings import find
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.tokens import LogitsMetrics, measure_logits
+from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
 from ditto_core.compare.tolerance import EPSILON, INTEGERS, QUANTIZED, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
@@ -52,16 +52,18 @@ def compare_offline(
     tolerance = tolerance or Tolerance()
     alone = one_sided(pairs)
     left_out = tuple(f"left out {name}: {reason}" for name, reason in alone.items()) if ignore_missing else ()
-    found = Found(tolerance, rtol, atol, equal_nan, {} if ignore_missing else alone)
+    known = dtype or pairs.actual.info.get("dtype", "")
+    found = Found(tolerance, rtol, atol, equal_nan, {} if ignore_missing else alone, known)
     for pair in pairs.pairs():
         found.take(pair)
-    tolerance.check(found.dtypes, ["logits"] if found.logits else [])
-    known = dtype or pairs.actual.info.get("dtype", "")
+    called = [name for name in LOGITS if name in found.dtypes] if found.logits else []
+    tolerance.check(found.dtypes, ["logits", *called] if found.logits else [])
     if known not in EPSILON and known not in QUANTIZED:
         known = engine_dtype(found.dtypes.values())
     if known in QUANTIZED and not found.logits:
         found.missing.setdefault("logits", f"an {known} engine is judged by its logits, which these dumps do not hold")
-    taps = tuple(Tap(name, name, dtype=name_of(kind)) for name, kind in found.dtypes.items())
+    value = dict.fromkeys(called, "logits")
+    taps = tuple(Tap(name, value.get(name, name), dtype=name_of(kind)) for name, kind in found.dtypes.items())
     info = dump_info(pairs.actual, known)
     results = judge(found.results, tolerance, taps, info)
     return Comparison(
@@ -79,13 +81,17 @@ def compare_offline(
 
 @dataclass
 class Found:
-    """What is gathered while two dumps are read: place and dtype by name, ``logits`` by step."""
+    """What is gathered while two dumps are read: place and dtype by name, ``logits`` by step.
+
+    ``dtype`` is what is known of the engine's.
+    """
 
     tolerance: Tolerance
     rtol: float | None
     atol: float | None
     equal_nan: bool
     missing: dict[str, str]
+    dtype: str = ""
     results: list[SiteResult] = field(default_factory=list)
     order: dict[str, int] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
@@ -117,7 +123,7 @@ class Found:
         """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab]."""
         if name_of(kind) in DTYPES:
             a, b = (side[:, -1] if side.dim() == 3 else side for side in (pair.actual, pair.expected))
-            self.logits[pair.step] = measure_logits(a, b, dtype=name_of(kind))
+            self.logits[pair.step] = measure_logits(a, b, dtype=rounded_as(kind, self.dtype), step=pair.step)
 
 
 def reasons(pairs: DumpPairs, results: Iterable[SiteResult]) -> tuple[str, ...]:

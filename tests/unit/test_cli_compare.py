@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from ditto_core.backends.base import SessionInfo
 from ditto_core.cli import main
+from ditto_core.compare.comparison import Comparison
 from ditto_core.dumps.polygraphy import save_outputs
 from ditto_core.sites import Tap
 from ditto_core.trace import TraceWriter
@@ -317,3 +318,39 @@ def test_bounds_on_two_metrics_of_one_selector_hold_together(compare, tmp_path):
     assert code == 1
     assert "engine diverges at x, step 0: rel_l2 1.0e-02 > 1.0e-03 (rule 'x')" in output
     assert compare(bad, good, "--tolerance", "x=1e-3", "--tolerance", "max_abs:x=1", "--tolerance", "x=0.1")[0] == 0
+
+
+def steps_of(folder, *steps):
+    folder.mkdir()
+    for i, tensors in enumerate(steps):
+        torch.save(tensors, folder / f"step{i}.pt")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["logits", "lm_head", "output:logits"])
+def test_logits_are_judged_at_their_own_step_and_by_the_name_that_the_dump_gives_them(compare, tmp_path, name):
+    """The prefill was dumped without logits."""
+    logits = torch.linspace(-3, 3, 50).repeat(2, 1, 1)
+    ours = steps_of(tmp_path / "ours", {"x": X}, {"x": X, name: logits.flip(-1)})
+    theirs = steps_of(tmp_path / "theirs", {"x": X}, {"x": X, name: logits})
+    file = tmp_path / "found.json"
+    code, output = compare(ours, theirs, "--dtype", "int8", "--json", file)
+    assert code == 1
+    assert "engine diverges at the logits, step 1: kl_mean" in output
+    found = Comparison.load(file)
+    assert [step for step, _ in found.logits_verdicts] == [1, 1]
+    assert found.filter(step=0)
+    assert not found.filter(name, step=1)
+    loose = ("--tolerance", f"kl_mean:{name}=100", "--tolerance", f"top1_disagreement:{name}=1")
+    assert compare(ours, theirs, "--dtype", "int8", *loose)[0] == 0
+
+
+def test_a_near_tie_goes_by_the_dtype_that_the_engine_computes_in(compare, tmp_path):
+    """TensorRT-LLM stores float32; a unit in the last place of float16 at 5 is 2^-8."""
+    expected = torch.tensor([[[5.0, 5.0 - 2**-8, 0.0]]])
+    ours = safetensors(tmp_path / "a.safetensors", logits=expected[..., [1, 0, 2]].clone())
+    theirs = safetensors(tmp_path / "b.safetensors", logits=expected)
+    for dtype, near in (("float16", True), ("float32", False)):
+        compare(ours, theirs, "--dtype", dtype, "--json", tmp_path / "found.json")
+        (logits,) = Comparison.load(tmp_path / "found.json").logits
+        assert (logits.dtype, [flip.near_tie for flip in logits.flips]) == (dtype, [near])

@@ -102,7 +102,16 @@ def test_a_part_holds_what_is_said_of_its_own_sites():
     assert run.filter("model.**").missing == {"model.gone": "fused"}
     assert {r.site for r in run.filter("head")} == {"lm_head"}
     assert run.filter("head").logits == logits
-    assert run.filter("head", step=0).logits == run.filter("model.**").logits == ()
+    assert run.filter("head", step=0).logits == run.filter().logits == logits
+    assert run.filter("head", step=1).logits == run.filter("model.**").logits == ()
+
+
+def test_a_part_by_step_alone_holds_the_ports_too():
+    run = compared({(0, ROPE): 1.0, (0, BLOCK): 1.0, (0, "model.layers.0.self_attn"): 1.0})
+    assert ROPE in run.filter(step=0).sites
+    assert run.filter().results == run.results
+    assert not run.filter(step=0)
+    assert run.filter(step=1)
 
 
 def test_rows_are_flat_and_in_the_order_of_computation():
@@ -162,7 +171,7 @@ def test_its_repr_is_one_line_with_the_verdict():
 def test_a_quantized_engine_fails_by_its_logits_alone():
     info = type(ENGINE)("e", "onnxruntime", "int8")
     agreeing = measure_logits(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]]), dtype="float32")
-    parting = measure_logits(torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, 2.0]]), dtype="float32")
+    parting = measure_logits(torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, 2.0]]), dtype="float32", step=1)
     fine = Comparison(info, REFERENCE, compared({}).results, logits=(agreeing,))
     assert fine
     bad = Comparison(info, REFERENCE, compared({}).results, logits=(agreeing, parting))

@@ -81,14 +81,25 @@ def test_a_quantized_engine_is_judged_by_its_logits():
     logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
     noisy = logits + 0.5 * torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
     none = Tolerance()
-    good, bad = (
-        list(judge_logits(measure_logits(a, logits, dtype="float32"), "int8", none, 0)) for a in (logits, noisy)
-    )
+    good, bad = (list(judge_logits(measure_logits(a, logits, dtype="float32"), "int8", none)) for a in (logits, noisy))
     assert all(v.ok for v in good)
     assert not any(v.ok for v in bad)
     assert [v.metric for v in bad] == ["kl_mean", "top1_disagreement"]
     assert Tolerance().judge(("x",), 0, off_by(0.3), "int8").status == EXPLAINED
-    assert not list(judge_logits(measure_logits(logits, logits, dtype="float32"), "float32", none, 0))
+    assert not list(judge_logits(measure_logits(logits, logits, dtype="float32"), "float32", none))
+
+
+@pytest.mark.parametrize("wrong", [5, 7])
+def test_a_share_of_other_tokens_that_is_just_the_bound_passes(wrong):
+    expected = torch.tensor([[1.0, 0.0]]).repeat(100, 1)
+    actual = torch.cat([expected[:wrong].flip(1), expected[wrong:]])
+    metrics = measure_logits(actual, expected, dtype="float32")
+    rule = {"logits": {"metric": "top1_disagreement", "bound": wrong / 100}}
+    (verdict,) = judge_logits(metrics, "float32", Tolerance.of(rule))
+    assert verdict.ok
+    assert verdict.value == wrong / 100
+    by_table = {v.metric: v for v in judge_logits(metrics, {5: "int8", 7: "q5"}[wrong], Tolerance())}
+    assert by_table["top1_disagreement"].ok
 
 
 def test_rules_about_logits_override_the_table_and_leave_their_tensor_alone():
@@ -99,10 +110,10 @@ def test_rules_about_logits_override_the_table_and_leave_their_tensor_alone():
     rules = [{"metric": "kl_mean", "bound": 2 * metrics.kl_mean, "reason": "4 bits"}]
     rules += [{"metric": "top1_disagreement", "bound": share / 2}, {"metric": "kl_max", "bound": 9, "step": 1}]
     tolerance = Tolerance.of({"lm_head": rules, "logits": 1e-3})
-    first = list(judge_logits(metrics, "int8", tolerance, 0, ("logits", "lm_head")))
+    first = list(judge_logits(metrics, "int8", tolerance, ("logits", "lm_head")))
     assert [(v.metric, v.status) for v in first] == [("kl_mean", EXPLAINED), ("top1_disagreement", DIVERGED)]
     assert str(first[0]).endswith("(rule 'lm_head': 4 bits)")
-    second = list(judge_logits(metrics, "float32", tolerance, 1, ("logits", "lm_head")))
+    second = list(judge_logits(replace(metrics, step=1), "float32", tolerance, ("logits", "lm_head")))
     assert [v.metric for v in second] == ["kl_mean", "kl_max", "top1_disagreement"]
     assert tolerance.rules_for(("lm_head",), 0) == ()
     assert [rule.bound for rule in tolerance.rules_for(("logits",), 0)] == [1e-3]

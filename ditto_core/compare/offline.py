@@ -62,8 +62,9 @@ def compare_offline(
         known = engine_dtype(found.dtypes.values())
     if known in QUANTIZED and not found.logits:
         found.missing.setdefault("logits", f"an {known} engine is judged by its logits, which these dumps do not hold")
-    value = dict.fromkeys(called, "logits")
-    taps = tuple(Tap(name, value.get(name, name), dtype=name_of(kind)) for name, kind in found.dtypes.items())
+    taps = tuple(
+        Tap(name, "logits" if name in called else name, dtype=name_of(kind)) for name, kind in found.dtypes.items()
+    )
     info = dump_info(pairs.actual, known)
     results = judge(found.results, tolerance, taps, info)
     return Comparison(
@@ -100,7 +101,7 @@ class Found:
     def take(self, pair: Pair) -> None:
         """Measure a pair; one that cannot be compared is missing."""
         if pair.problem:
-            self.missing[pair.name] = pair.problem
+            self.missing.setdefault(pair.name, f"{pair.problem}, step {pair.step}")
             return
         kind = judged_dtype(pair.actual.dtype, pair.expected.dtype)
         exact = name_of(kind) in INTEGERS

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -354,3 +355,56 @@ def test_a_near_tie_goes_by_the_dtype_that_the_engine_computes_in(compare, tmp_p
         compare(ours, theirs, "--dtype", dtype, "--json", tmp_path / "found.json")
         (logits,) = Comparison.load(tmp_path / "found.json").logits
         assert (logits.dtype, [flip.near_tie for flip in logits.flips]) == (dtype, [near])
+
+
+def test_numbers_that_are_no_plain_floats_are_compared(compare, tmp_path):
+    angles = torch.polar(torch.ones(2, 3), torch.arange(6.0).reshape(2, 3))
+    ids = torch.tensor([3, 2**40]).numpy().astype("uint64")
+    torch.save({"freqs": angles, "ids": torch.from_numpy(ids), "x": X}, tmp_path / "a.pt")
+    torch.save({"freqs": angles.conj(), "ids": torch.from_numpy(ids + 1), "x": X}, tmp_path / "b.pt")
+    assert compare(tmp_path / "a.pt", tmp_path / "a.pt")[0] == 0
+    code, output = compare(tmp_path / "b.pt", tmp_path / "a.pt")
+    assert code == 1
+    assert "engine diverges at freqs, step 0" in output
+    assert "bad: 2 of 3 sites" in output
+
+
+def test_a_quantized_tensor_of_torch_is_compared_by_its_numbers(compare, tmp_path):
+    for name, scale in (("a", 0.1), ("b", 0.2)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.save({"w": torch.quantize_per_tensor(torch.ones(4), scale, 0, torch.qint8)}, tmp_path / f"{name}.pt")
+    torch.save({"w": torch.ones(4)}, tmp_path / "plain.pt")
+    assert compare(tmp_path / "a.pt", tmp_path / "plain.pt")[0] == 0
+    assert compare(tmp_path / "b.pt", tmp_path / "a.pt")[0] == 0
+
+
+def test_one_tensor_that_cannot_be_compared_is_named_and_the_others_are_judged(compare, tmp_path):
+    large = torch.from_numpy(np.array([2**63 + 1], np.uint64))
+    torch.save({"big": large, "x": X}, tmp_path / "a.pt")
+    torch.save({"big": large, "x": X * 1.01}, tmp_path / "b.pt")
+    code, output = compare(tmp_path / "a.pt", tmp_path / "a.pt")
+    assert code == 2
+    assert "sites could not be compared: big: uint64 numbers of 2^63 and more are not compared, step 0" in output
+    assert "engine diverges at x" in compare(tmp_path / "b.pt", tmp_path / "a.pt")[1]
+
+
+def test_a_tensor_without_numbers_is_2_and_named(compare, tmp_path):
+    torch.save({"w": torch.ones(4, device="meta")}, tmp_path / "a.pt")
+    code, output = compare(tmp_path / "a.pt", tmp_path / "a.pt")
+    assert code == 2
+    assert "entry 'w' is on the meta device, expected a tensor with its numbers" in output
+
+
+def test_files_beside_the_steps_of_a_folder_are_noted(compare, tmp_path):
+    folder = steps_of(tmp_path / "dump", {"x": X})
+    np.save(folder / "other.npy", X.numpy())
+    code, output = compare(folder, folder)
+    assert code == 0
+    assert "dump holds other files, which are not read: other.npy" in output
+
+
+def test_the_shape_that_differs_is_named_with_its_step(compare, tmp_path):
+    ours = steps_of(tmp_path / "ours", {"x": X}, {"x": X[:2]})
+    theirs = steps_of(tmp_path / "theirs", {"x": X}, {"x": X})
+    assert "x: shape [2, 4] against [3, 4], step 1" in compare(ours, theirs)[1]

@@ -167,9 +167,9 @@ def recorded(
 
 
 def observe(found: Findings, step: int, tapped: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> None:
-    """Keep the largest difference between the tapped and the plain engine's final outputs."""
+    """Keep the largest difference between the tapped and the plain engine's final outputs; NaN in both is none."""
     for name, expected in plain.items():
-        effect = ObserverEffect(measure(tapped[name], expected).rel_l2, step, name)
+        effect = ObserverEffect(measure(tapped[name], expected, equal_nan=True).rel_l2, step, name)
         if found.observer is None or effect.rel_l2 > found.observer.rel_l2:
             found.observer = effect
 

@@ -59,7 +59,7 @@ class Comparison:
     receipt: Receipt | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.results) and not self.missing and all(result.ok for result in self.results) and self.logits_ok
+        return self.measured and not self.missing and all(result.ok for result in self.results) and self.logits_ok
 
     def __repr__(self) -> str:
         from ditto_core.report.text import summary_line
@@ -89,6 +89,11 @@ class Comparison:
     def logits_ok(self) -> bool:
         """Tell whether no verdict on the logits failed."""
         return all(verdict.ok for _, verdict in self.logits_verdicts)
+
+    @property
+    def measured(self) -> bool:
+        """Tell whether any element was compared: tensors that are all empty say nothing."""
+        return any(result.metrics.count for result in self.results)
 
     @property
     def steps(self) -> int:
@@ -185,7 +190,7 @@ class Comparison:
             "results": [result_to_json(r) for r in self.results],
             "tokens": [asdict(t) for t in self.tokens],
             "logits": [m.to_json() for m in self.logits],
-            "observer": asdict(self.observer) if self.observer else None,
+            "observer": self.observer.to_json() if self.observer else None,
             "missing": dict(self.missing),
             "taps": [t.to_json() for t in self.taps],
             "notes": list(self.notes),
@@ -210,7 +215,7 @@ class Comparison:
             tolerance=Tolerance.from_json(data["tolerance"]),
             tokens=tuple(token_from_json(t) for t in data["tokens"]),
             logits=tuple(LogitsMetrics.from_json({"step": i, **m}) for i, m in enumerate(data["logits"])),
-            observer=ObserverEffect(**observer) if observer else None,
+            observer=ObserverEffect.from_json(observer) if observer else None,
             missing=data["missing"],
             taps=tuple(Tap.from_json(t) for t in data["taps"]),
             notes=tuple(data["notes"]),
@@ -228,8 +233,11 @@ class Comparison:
 
     @classmethod
     def load(cls, path: Path) -> Comparison:
-        """Inverse of :meth:`save`."""
-        return cls.from_json(json.loads(path.read_text()))
+        """Inverse of :meth:`save`. Raises :class:`TraceError` for a file that is no comparison."""
+        from ditto_core.trace.files import reading
+
+        with reading(path):
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
 
 
 def localization_from_json(data: Mapping[str, Any] | None) -> Localization | None:

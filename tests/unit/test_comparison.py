@@ -14,7 +14,9 @@ from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
+from ditto_core.comparer import Comparer, Findings
 from ditto_core.errors import TraceError
+from ditto_core.lockstep import observe
 from ditto_core.sites import Tap
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
@@ -181,3 +183,45 @@ def test_a_quantized_engine_fails_by_its_logits_alone():
 
 def test_measured_errors_are_what_the_fixtures_say():
     assert measure(torch.full((2,), 1.5), torch.ones(2)).rel_l2 == pytest.approx(0.5)
+
+
+def test_an_observer_effect_of_infinity_goes_through_json(tmp_path):
+    run = replace(compared({}), observer=ObserverEffect(math.inf, 0, "logits"))
+    run.save(tmp_path / "run.json")
+    assert Comparison.load(tmp_path / "run.json").observer == run.observer
+
+
+def test_nan_with_and_without_taps_is_no_observer_effect():
+    found = Findings()
+    observe(found, 0, {"logits": torch.tensor([1.0, math.nan])}, {"logits": torch.tensor([1.0, math.nan])})
+    assert not found.observer.changed
+    observe(found, 1, {"logits": torch.tensor([1.0, math.nan])}, {"logits": torch.tensor([1.0, 2.0])})
+    assert (found.observer.rel_l2, found.observer.step) == (math.inf, 1)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema_version": 1}'])
+def test_a_file_that_is_no_comparison_is_one_line(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(TraceError):
+        Comparison.load(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("engine", "alike"),
+    [
+        ([0.0, -math.inf], True),
+        ([0.0, -1e4], True),
+        ([0.5, -1e4], False),
+        ([0.0, -0.5], False),
+        ([math.nan, -1e4], False),
+    ],
+)
+def test_masks_are_compared_as_what_they_hide_unless_the_engines_is_none(engine, alike):
+    lowest = torch.finfo(torch.float32).min
+    ours, theirs = (torch.tensor(values).reshape(1, 1, 1, 2) for values in (engine, [0.0, lowest]))
+    found = Findings()
+    comparer = Comparer([Tap("mask", "mask")], 0, {}, found, Tolerance())
+    comparer.take_engine("mask", ours)
+    comparer.take_reference("mask", theirs)
+    (result,) = found.results
+    assert (result.metrics.rel_l2 == 0) is alike

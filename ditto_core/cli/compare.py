@@ -71,9 +71,9 @@ def command(
     )
     if json_file is not None:
         found.save(json_file)
+    show(found, verbose)
     if calibrate is not None:
         typer.echo(f"{write_rules([found], calibrate)} rules in {calibrate}: review and commit it", err=True)
-    show(found, verbose)
     if not found:
         raise typer.Exit(2 if found.missing else 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -76,7 +77,8 @@ class Measured:
     @classmethod
     def of(cls, found: Comparison) -> Measured:
         """Take the errors of one comparison. One that failed is refused with :class:`UsageError`: bounds taken from a
-        broken engine would make the fault pass for good.
+        broken engine would make the fault pass for good. No bound is taken from an infinite error (NaN that healed or
+        that a rule allows): it would allow anything.
         """
         if found.failures:
             bad = found.failures[0]
@@ -89,9 +91,10 @@ class Measured:
         least = EPSILON.get(found.engine.dtype, 0.0) / 2
         worst: dict[str, float] = {}
         for result in found.results:
-            if result.site in integers:
+            if result.site in integers or result.metrics.rel_l2 == math.inf:
                 continue
-            key = re.sub(r"(?<=\.)\d+(?=[.:]|$)", "*", result.site)
+            # A bracket would begin a set; a question mark matches it.
+            key = re.sub(r"(?<=\.)\d+(?=[.:]|$)", "*", result.site.replace("[", "?"))
             worst[key] = max(worst.get(key, least), result.metrics.rel_l2)
         return cls(worst, (f"{found.engine.label} against {found.reference.label}, {found.steps} steps",))
 

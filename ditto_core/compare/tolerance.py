@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.compare._record import decode, encode
 from ditto_core.compare.bounds import Rule, parse_rules
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, Verdict, decide
 from ditto_core.errors import SelectorError, UsageError
@@ -164,12 +165,19 @@ class Tolerance:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        return asdict(self)
+        rules = [{name: encode(value) for name, value in asdict(rule).items()} for rule in self.rules]
+        return {"factor": self.factor, "rules": rules}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
         """Inverse of :meth:`to_json`."""
-        return cls(data["factor"], tuple(Rule(**rule) for rule in data["rules"]))
+        return cls(data["factor"], tuple(map(rule_from_json, data["rules"])))
+
+
+def rule_from_json(data: Mapping[str, Any]) -> Rule:
+    """Inverse of a rule's JSON form, in which an infinite number is a text."""
+    numbers = ("bound", "rtol", "atol")
+    return Rule(**{name: decode(value) if name in numbers else value for name, value in data.items()})
 
 
 def by_kernels(

@@ -408,3 +408,54 @@ def test_the_shape_that_differs_is_named_with_its_step(compare, tmp_path):
     ours = steps_of(tmp_path / "ours", {"x": X}, {"x": X[:2]})
     theirs = steps_of(tmp_path / "theirs", {"x": X}, {"x": X})
     assert "x: shape [2, 4] against [3, 4], step 1" in compare(ours, theirs)[1]
+
+
+def test_calibrated_rules_find_names_with_brackets_again(compare, tmp_path):
+    one, two = X.clone(), X.clone()
+    ours = safetensors(tmp_path / "a.safetensors", **{"past[0].key": one, "layers.0.past[1]": two})
+    rules = tmp_path / "rules.toml"
+    assert compare(ours, ours, "--calibrate", rules)[0] == 0
+    code, output = compare(ours, ours, "--tolerances", rules)
+    assert code == 0
+    assert output.count("(rule '") == 1 and "rule 'layers.*.past?1]'" in output
+    assert compare(ours, ours, "--tolerance", "past[0].key=1")[0] == 0
+    code, output = compare(ours, ours, "--tolerance", "past[z-a]=1")
+    assert code == 2
+    assert output.startswith("ditto: selector 'past[z-a]' is malformed")
+
+
+def test_calibration_takes_no_bound_from_nan_and_shows_what_failed(compare, tmp_path):
+    broken = X.clone()
+    broken[0, 0] = float("nan")
+    ours = safetensors(tmp_path / "a.safetensors", mask=broken, x=X * 1.00001)
+    theirs = safetensors(tmp_path / "b.safetensors", mask=broken, x=X)
+    rules = tmp_path / "rules.toml"
+    code, output = compare(ours, theirs, "--calibrate", rules)
+    assert code == 2
+    assert "engine diverges at mask, step 0: rel_l2 inf" in output
+    assert "not calibrated: mask, step 0 diverges" in output
+    assert compare(ours, theirs, "--tolerance", "mask=inf", "--calibrate", rules)[0] == 0
+    assert [line.split(" = ")[0] for line in rules.read_text().splitlines() if " = " in line] == ['"x"']
+
+
+def test_a_bound_of_infinity_goes_through_json(compare, tmp_path):
+    ours = safetensors(tmp_path / "a.safetensors", x=X)
+    assert compare(ours, ours, "--tolerance", "x=inf", "--json", tmp_path / "found.json")[0] == 0
+    found = Comparison.load(tmp_path / "found.json")
+    assert [rule.bound for rule in found.tolerance.rules] == [float("inf")]
+
+
+def test_tensors_that_are_all_empty_are_no_agreement(compare, tmp_path):
+    empty = safetensors(tmp_path / "a.safetensors", past=torch.zeros(0, 4))
+    code, output = compare(empty, empty)
+    assert code == 1
+    assert "nothing was compared: the tensors of all 1 sites are empty" in output
+    beside = safetensors(tmp_path / "b.safetensors", past=torch.zeros(0, 4), x=X)
+    assert compare(beside, beside)[0] == 0
+
+
+def test_a_bound_that_is_missed_by_a_hair_shows_by_how_much(compare, tmp_path):
+    ours = safetensors(tmp_path / "a.safetensors", x=X.double() * 1.001000001)
+    theirs = safetensors(tmp_path / "b.safetensors", x=X.double())
+    output = compare(ours, theirs, "--tolerance", "x=1e-3")[1]
+    assert "rel_l2 0.001000001 > 0.001 (rule 'x')" in output

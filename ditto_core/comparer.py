@@ -10,7 +10,7 @@ import torch
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
-from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.tolerance import INTEGERS, Tolerance
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.floor import Floor
 from ditto_core.generate import valid_elements
@@ -146,6 +146,8 @@ class Comparer:
     def _measure(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Metrics:
         actual, expected = as_masks(actual, expected)
         rtol, atol = self._tolerance.elementwise((tap.site, *tap.aliases), self._step)
+        if tap.dtype in INTEGERS:  # a dump may hold ids as floats
+            rtol, atol = rtol or 0.0, atol or 0.0
         return measure(actual, expected, axes=tap.axes, valid=valid, rtol=rtol, atol=atol)
 
 

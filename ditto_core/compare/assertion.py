@@ -74,9 +74,9 @@ def assert_close(
     """Assert that the engine's ``actual`` is close to the reference's ``expected``.
 
     Both may be torch tensors, numpy arrays, anything with DLPack, numbers, or dicts, lists and tuples of those; None on
-    both sides is passed over. An element is close when |a - b| <= atol + rtol |b|; the defaults depend on the coarser dtype
-    (:func:`~ditto_core.compare.ulp.tolerance`), and up to ``max_mismatch_ratio`` of the elements may be outside. With
-    ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
+    both sides is passed over. An element is close when |a - b| <= atol + rtol |b|; the defaults depend on the coarser
+    dtype (:func:`~ditto_core.compare.ulp.tolerance`), and up to ``max_mismatch_ratio`` of the elements may be outside.
+    With ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
     fails. Dtypes may differ, shapes may not. Raises AssertionError, of at most ten lines, for different values, shapes,
     keys or lengths and when there is nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects and
     for a bound that is negative or NaN.

@@ -369,6 +369,7 @@ def test_numbers_that_are_no_plain_floats_are_compared(compare, tmp_path):
     assert "bad: 2 of 3 sites" in output
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_quantized_tensor_of_torch_is_compared_by_its_numbers(compare, tmp_path):
     for name, scale in (("a", 0.1), ("b", 0.2)):
         with warnings.catch_warnings():

@@ -9,7 +9,7 @@ import torch
 
 from ditto_core.backends.base import KernelProperty
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.judging import enclosing
+from ditto_core.compare.judging import enclosing, judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import measure_logits
@@ -225,3 +225,14 @@ def test_masks_are_compared_as_what_they_hide_unless_the_engines_is_none(engine,
     comparer.take_reference("mask", theirs)
     (result,) = found.results
     assert (result.metrics.rel_l2 == 0) is alike
+
+
+def test_ids_that_a_dump_holds_as_floats_are_equal_or_not():
+    """A float32 tolerance of 1.3e-6 would let ids of a large vocabulary pass for their neighbours."""
+    found = Findings()
+    tap = Tap("ids", "ids", dtype="int64")
+    comparer = Comparer([tap], 0, {}, found, Tolerance())
+    comparer.take_engine("ids", torch.tensor([[1_000_001]]))
+    comparer.take_reference("ids", torch.tensor([[1_000_000.0]]))
+    (result,) = judge(found.results, Tolerance(), [tap], ENGINE)
+    assert str(result.verdict) == "mismatched 1.0e+00 > 0.0e+00 (integers are equal or not)"

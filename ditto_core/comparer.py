@@ -9,12 +9,15 @@ import torch
 
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult
-from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities
-from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
+from ditto_core.compare.tolerance import INTEGERS, Tolerance
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.floor import Floor
 from ditto_core.generate import valid_elements
 from ditto_core.sites import Tap
+
+HIDDEN = -100.0
+"""A number that hides when it is added to a score: exp of it, 4e-44, is lost beside a weight of 1 in every dtype."""
 
 
 @dataclass
@@ -37,7 +40,10 @@ class Findings:
 
 
 class Comparer:
-    """Compares one step: holds the engine's taps until the reference delivers each, then drops both."""
+    """Compares one step: holds the engine's taps until the reference delivers each, then drops both.
+
+    ``dtype`` is the engine's; near ties go by it where the logits are stored in a finer one.
+    """
 
     def __init__(
         self,
@@ -46,8 +52,10 @@ class Comparer:
         inputs: Mapping[str, torch.Tensor],
         found: Findings,
         tolerance: Tolerance,
+        dtype: str = "",
     ) -> None:
         self._tolerance = tolerance
+        self._dtype = dtype
         self._taps = {tap.site: (i, tap) for i, tap in enumerate(taps)}
         self._step = step
         self._found = found
@@ -89,8 +97,8 @@ class Comparer:
         if "logits" in ours and "logits" in theirs and ours["logits"].dim() in (2, 3):
             actual, expected = last_logits(ours["logits"]), last_logits(theirs["logits"])
             if actual.shape == expected.shape:  # else the comparison of the site, or of the output, says so by name
-                dtype = str(ours["logits"].dtype).removeprefix("torch.")
-                found = measure_logits(actual, expected, dtype=dtype)
+                dtype = rounded_as(ours["logits"].dtype, self._dtype)
+                found = measure_logits(actual, expected, dtype=dtype, step=self._step)
                 self._found.logits.append(self._with_perplexity(found, ours["logits"], theirs["logits"]))
         for site in self.engine:
             self._found.missing.setdefault(site, "the reference did not compute it")
@@ -137,16 +145,26 @@ class Comparer:
         return actual[:, -1:], expected[:, -1:], None if noisy is None else noisy[:, -1:], None
 
     def _measure(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Metrics:
-        if is_mask(expected):
-            actual, expected = actual < 0, expected < 0
-        rule = self._tolerance.rule_for((tap.site, *tap.aliases), self._step)
-        rtol, atol = (rule.rtol, rule.atol) if rule else (None, None)
+        actual, expected = as_masks(actual, expected)
+        rtol, atol = self._tolerance.elementwise((tap.site, *tap.aliases), self._step)
+        if tap.dtype in INTEGERS:  # a dump may hold ids as floats
+            rtol, atol = rtol or 0.0, atol or 0.0
         return measure(actual, expected, axes=tap.axes, valid=valid, rtol=rtol, atol=atol)
 
 
 def last_logits(logits: torch.Tensor) -> torch.Tensor:
     """Return each row's logits: those of the last token of [batch, length, vocab], all of [batch, classes]."""
     return logits[:, -1] if logits.dim() == 3 else logits
+
+
+def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what two additive attention masks hide, as bool, for engines hide with other numbers than the reference.
+
+    Where the engine's tensor is no mask (NaN, weights, a number that hides nothing) both come back as they are.
+    """
+    if is_mask(expected) and bool(((actual == 0) | (actual <= HIDDEN)).all()):
+        return actual < 0, expected < 0
+    return actual, expected
 
 
 def is_mask(tensor: torch.Tensor) -> bool:

@@ -134,8 +134,9 @@ def run_step(
     generated: bool,
 ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
     """Run one step on every side and add what it shows to ``found``; return both sides' final outputs."""
-    comparer = Comparer(sides.engine.taps, step, reference_inputs, found, tolerance)
-    ours = recorded(sides.engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
+    engine = sides.engine
+    comparer = Comparer(engine.taps, step, reference_inputs, found, tolerance, engine.info.dtype)
+    ours = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
     if sides.localizer is not None:
         sides.localizer.take(step, engine_inputs, comparer.engine)
     if sides.noisy is not None:
@@ -166,9 +167,9 @@ def recorded(
 
 
 def observe(found: Findings, step: int, tapped: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> None:
-    """Keep the largest difference between the tapped and the plain engine's final outputs."""
+    """Keep the largest difference between the tapped and the plain engine's final outputs; NaN in both is none."""
     for name, expected in plain.items():
-        effect = ObserverEffect(measure(tapped[name], expected).rel_l2, step, name)
+        effect = ObserverEffect(measure(tapped[name], expected, equal_nan=True).rel_l2, step, name)
         if found.observer is None or effect.rel_l2 > found.observer.rel_l2:
             found.observer = effect
 
@@ -182,9 +183,7 @@ def token_results(
     for row in range(batch.rows):
         ours = tuple(tokens[row] for tokens in found.engine_tokens)
         theirs = tuple(tokens[row] for tokens in found.reference_tokens)
-        ties = tuple(
-            s for s, m in enumerate(found.logits) if any(f.index[0] == row and tied(found, s, f) for f in m.flips)
-        )
+        ties = tuple(m.step for m in found.logits if any(f.index[0] == row and tied(found, m.step, f) for f in m.flips))
         prompt = batch.texts[row] if batch.texts else ""
         rows.append(TokenResult(prompt, ours, theirs, decode(list(ours)), decode(list(theirs)), ties))
     return tuple(rows)

@@ -112,7 +112,8 @@ def rename(tap: Tap, site: str) -> Tap:
 def pattern(selector: str) -> re.Pattern[str]:
     """Compile a selector: ``*`` matches one path component, ``**`` any number, ``?`` one character, ``[03]`` a set.
 
-    Without a port (``:in``, ``:q_rope``, ``:*``) only default ports match.
+    Without a port (``:in``, ``:q_rope``, ``:*``) only default ports match. Raises :class:`SelectorError` for a set that
+    is none.
     """
     out, i = "", 0
     while i < len(selector):
@@ -126,12 +127,15 @@ def pattern(selector: str) -> re.Pattern[str]:
             continue
         out += {"*": "[^.:]*", "?": "[^.:]"}.get(char, re.escape(char))
         i += 1
-    return re.compile(out)
+    try:
+        return re.compile(out)
+    except re.error as error:
+        raise SelectorError(f"selector {selector!r} is malformed: {error}") from error
 
 
 def matches(selector: str, site: str) -> bool:
-    """Tell whether a selector matches a site."""
-    return pattern(selector).fullmatch(site) is not None
+    """Tell whether a selector matches a site. A name matches itself, whatever is in it: ``past[0].key``."""
+    return selector == site or pattern(selector).fullmatch(site) is not None
 
 
 def no_match(selector: str, sites: Sequence[str]) -> str:

@@ -68,7 +68,9 @@ def comparison(
             results.append(SiteResult(step, site, i, metrics, unjudged, FLOOR))
     info = SessionInfo(label, "onnxruntime", "float32", model="tiny <llama>", facts={"onnxruntime": "1.32.0"})
     logits = torch.linspace(-3, 3, 16).repeat(2, 1)
-    close = tuple(measure_logits(logits + 1e-3 * step * logits.sin(), logits, dtype="float32") for step in range(steps))
+    close = tuple(
+        measure_logits(logits + 1e-3 * step * logits.sin(), logits, dtype="float32", step=step) for step in range(steps)
+    )
     ids = tuple(range(steps))
     other = tuple(99 if step in (1, 2) else step for step in ids)
     row = TokenResult("Hey <you>", other, ids, near_ties=(2,) if steps > 2 else ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,9 @@ import typer
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
+    from ditto_core.compare.bounds import Rule
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.compare.tolerance import Rule, Tolerance
+    from ditto_core.compare.tolerance import Tolerance
 
 
 def command(
@@ -69,9 +71,9 @@ def command(
     )
     if json_file is not None:
         found.save(json_file)
+    show(found, verbose)
     if calibrate is not None:
         typer.echo(f"{write_rules([found], calibrate)} rules in {calibrate}: review and commit it", err=True)
-    show(found, verbose)
     if not found:
         raise typer.Exit(2 if found.missing else 1)
 
@@ -88,17 +90,20 @@ def show(found: Comparison, verbose: bool) -> None:
 
 
 def tolerance_of(texts: list[str], file: Path | None) -> Tolerance:
-    """Return the rules of the command line over those of a file, or of the project."""
+    """Return the rules of the command line, of which those on one selector hold together, over those of a file."""
     from ditto_core.compare.rules import load_tolerance, project_tolerance
     from ditto_core.compare.tolerance import Tolerance
 
     filed = load_tolerance(file) if file else project_tolerance(Path.cwd())
-    return Tolerance(rules=tuple(parse_rule(text) for text in texts)).over(filed)
+    rules = [parse_rule(text) for text in texts]
+    said = [rule.selector for rule in rules]
+    together = (replace(rule, also=rule.selector in said[:i]) for i, rule in enumerate(rules))
+    return Tolerance(rules=tuple(together)).over(filed)
 
 
 def parse_rule(text: str) -> Rule:
     """Read ``SELECTOR=BOUND`` or ``METRIC:SELECTOR=BOUND``."""
-    from ditto_core.compare.tolerance import LOGITS_METRICS, METRICS, Rule
+    from ditto_core.compare.bounds import LOGITS_METRICS, METRICS, Rule
 
     selector, _, bound = text.rpartition("=")
     metric, colon, rest = selector.partition(":")

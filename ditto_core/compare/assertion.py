@@ -16,6 +16,8 @@ from ditto_core.compare.findings import find
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.errors import UsageError, nearest
 
+NARROW = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+
 HINTS = 2
 """Findings that are shown; a message has at most ten lines."""
 
@@ -71,10 +73,10 @@ def assert_close(
 ) -> None:
     """Assert that the engine's ``actual`` is close to the reference's ``expected``.
 
-    Both may be torch tensors, numpy arrays, anything with DLPack, numbers, or dicts, lists and tuples of those. An
-    element is close when |a - b| <= atol + rtol |b|; the defaults depend on the coarser dtype
-    (:func:`~ditto_core.compare.ulp.tolerance`), and up to ``max_mismatch_ratio`` of the elements may be outside. With
-    ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
+    Both may be torch tensors, numpy arrays, anything with DLPack, numbers, or dicts, lists and tuples of those; None on
+    both sides is passed over. An element is close when |a - b| <= atol + rtol |b|; the defaults depend on the coarser
+    dtype (:func:`~ditto_core.compare.ulp.tolerance`), and up to ``max_mismatch_ratio`` of the elements may be outside.
+    With ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
     fails. Dtypes may differ, shapes may not. Raises AssertionError, of at most ten lines, for different values, shapes,
     keys or lengths and when there is nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects and
     for a bound that is negative or NaN.
@@ -111,6 +113,10 @@ def walk(path: str, actual: Any, expected: Any) -> Iterator[tuple[str, torch.Ten
     elif any(isinstance(side, Mapping) or is_list(side) for side in (actual, expected)):
         kinds = type(actual).__name__, type(expected).__name__
         raise AssertionError(f"{path or 'comparison'}: {kinds[0]} against {kinds[1]}, expected the same structure")
+    elif actual is None or expected is None:
+        if actual is not expected:
+            kinds = type(actual).__name__, type(expected).__name__
+            raise AssertionError(f"{path or 'comparison'}: {kinds[0]} against {kinds[1]}")
     else:
         yield path, as_tensor(actual), as_tensor(expected)
 
@@ -158,7 +164,13 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """View a numpy array, memory-mapped ones too, as a tensor; reversed and foreign-endian arrays are copied."""
+    """View a numpy array, memory-mapped ones too, as a tensor; reversed and foreign-endian arrays are copied.
+
+    The bfloat16 and 8-bit floats that ml_dtypes adds to numpy are viewed as torch's of the same name.
+    """
+    if array.dtype.name in NARROW:
+        bits = np.uint8 if array.itemsize == 1 else np.int16
+        return from_array(array.view(bits)).view(getattr(torch, array.dtype.name))
     if array.dtype.kind not in "biufc" or array.dtype in (np.longdouble, np.clongdouble):
         raise UsageError(f"cannot compare an array of {array.dtype}: expected numbers")
     if not array.dtype.isnative or min(array.strides, default=0) < 0:

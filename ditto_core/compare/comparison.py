@@ -59,7 +59,7 @@ class Comparison:
     receipt: Receipt | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.results) and not self.missing and all(result.ok for result in self.results) and self.logits_ok
+        return self.measured and not self.missing and all(result.ok for result in self.results) and self.logits_ok
 
     def __repr__(self) -> str:
         from ditto_core.report.text import summary_line
@@ -76,8 +76,8 @@ class Comparison:
     def logits_verdicts(self) -> tuple[tuple[int, Verdict], ...]:
         """Verdicts on the logits of each step: by rules about them, and of a quantized engine by KL and top-1."""
         names, dtype = self.logits_names, self.engine.dtype
-        judged = (judge_logits(m, dtype, self.tolerance, step, names) for step, m in enumerate(self.logits))
-        return tuple((step, verdict) for step, verdicts in enumerate(judged) for verdict in verdicts)
+        judged = ((m.step, judge_logits(m, dtype, self.tolerance, names)) for m in self.logits)
+        return tuple((step, verdict) for step, verdicts in judged for verdict in verdicts)
 
     @property
     def logits_names(self) -> tuple[str, ...]:
@@ -89,6 +89,11 @@ class Comparison:
     def logits_ok(self) -> bool:
         """Tell whether no verdict on the logits failed."""
         return all(verdict.ok for _, verdict in self.logits_verdicts)
+
+    @property
+    def measured(self) -> bool:
+        """Tell whether any element was compared: tensors that are all empty say nothing."""
+        return any(result.metrics.count for result in self.results)
 
     @property
     def steps(self) -> int:
@@ -125,26 +130,26 @@ class Comparison:
         """Taps by site."""
         return {tap.site: tap for tap in self.taps}
 
-    def filter(self, selector: str = "**", *, step: int | None = None) -> Comparison:
-        """Return the part of the comparison whose sites match ``selector`` by any name, at ``step`` where given.
+    def filter(self, selector: str | None = None, *, step: int | None = None) -> Comparison:
+        """Return the part of the comparison whose sites match ``selector`` by any name, at ``step``; all without them.
 
-        The logits' own metrics stay where all steps do and ``selector`` matches the tensor that the logits are.
+        The logits' own metrics stay where ``selector`` matches the tensor that the logits are.
         Raises :class:`SelectorError` when ``selector`` matches no site of the comparison.
         """
 
         def chosen(site: str) -> bool:
             aliases = self.tap_of[site].aliases if site in self.tap_of else ()
-            return any(matches(selector, name) for name in (site, *aliases))
+            return selector is None or any(matches(selector, name) for name in (site, *aliases))
 
         known = [*self.sites, *self.missing]
-        if known and not any(map(chosen, known)):
+        if selector is not None and known and not any(map(chosen, known)):
             raise SelectorError(no_match(selector, known))
-        whole = step is None and any(map(chosen, self.logits_names))
+        logits = self.logits if any(map(chosen, self.logits_names)) else ()
         return replace(
             self,
             results=tuple(r for r in self.results if step in (None, r.step) and chosen(r.site)),
             missing={site: why for site, why in self.missing.items() if chosen(site)},
-            logits=self.logits if whole else (),
+            logits=tuple(m for m in logits if step in (None, m.step)),
         )
 
     def judged(self, tolerance: Tolerance) -> Comparison:
@@ -189,7 +194,7 @@ class Comparison:
             "results": [result_to_json(r) for r in self.results],
             "tokens": [asdict(t) for t in self.tokens],
             "logits": [m.to_json() for m in self.logits],
-            "observer": asdict(self.observer) if self.observer else None,
+            "observer": self.observer.to_json() if self.observer else None,
             "missing": dict(self.missing),
             "taps": [t.to_json() for t in self.taps],
             "notes": list(self.notes),
@@ -213,8 +218,8 @@ class Comparison:
             results=tuple(result_from_json(r) for r in data["results"]),
             tolerance=Tolerance.from_json(data["tolerance"]),
             tokens=tuple(token_from_json(t) for t in data["tokens"]),
-            logits=tuple(LogitsMetrics.from_json(m) for m in data["logits"]),
-            observer=ObserverEffect(**observer) if observer else None,
+            logits=tuple(LogitsMetrics.from_json({"step": i, **m}) for i, m in enumerate(data["logits"])),
+            observer=ObserverEffect.from_json(observer) if observer else None,
             missing=data["missing"],
             taps=tuple(Tap.from_json(t) for t in data["taps"]),
             notes=tuple(data["notes"]),
@@ -232,8 +237,11 @@ class Comparison:
 
     @classmethod
     def load(cls, path: Path) -> Comparison:
-        """Inverse of :meth:`save`."""
-        return cls.from_json(json.loads(path.read_text()))
+        """Inverse of :meth:`save`. Raises :class:`TraceError` for a file that is no comparison."""
+        from ditto_core.trace.files import reading
+
+        with reading(path):
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
 
 
 def localization_from_json(data: Mapping[str, Any] | None) -> Localization | None:

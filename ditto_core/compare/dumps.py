@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ditto_core.compare.ulp import coarser
 from ditto_core.dumps import Dump, format_of, open_dump
 from ditto_core.dumps.namemap import Entry, NameMap, check_rules, suffix_pairs
 from ditto_core.dumps.padding import last_tokens, packed
@@ -104,8 +105,8 @@ class DumpPairs:
         padding = self.name_map.padding
         real = padding.real((self.actual, self.expected), match.step) if padding else None
         for name, (ours, theirs) in match.matched.items():
-            actual = ours.take(self.actual.load(match.step, ours.source))
-            expected = theirs.take(self.expected.load(match.step, theirs.source))
+            actual = measurable(ours.take(self.actual.load(match.step, ours.source)))
+            expected = measurable(theirs.take(self.expected.load(match.step, theirs.source)))
             if padding and real is not None:
                 reduce = last_tokens if padding.selects_last_token(name) else packed
                 actual, expected = both(reduce(actual, real), reduce(expected, real)) or (actual, expected)
@@ -117,11 +118,26 @@ def both(actual: torch.Tensor | None, expected: torch.Tensor | None) -> tuple[to
     return None if actual is None or expected is None else (actual, expected)
 
 
+def measurable(tensor: torch.Tensor) -> torch.Tensor:
+    """View complex numbers as [..., 2] of their parts, and uint64 below 2^63 as int64; any other tensor as it is."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    if tensor.dtype == torch.uint64:
+        signed = tensor.view(torch.int64)
+        return signed if not signed.numel() or int(signed.min()) >= 0 else tensor
+    return tensor
+
+
 def problem(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """Say why two tensors cannot be compared; nothing is broadcast."""
-    if actual.shape == expected.shape:
-        return ""
-    return f"shape {list(actual.shape)} against {list(expected.shape)}"
+    if actual.shape != expected.shape:
+        return f"shape {list(actual.shape)} against {list(expected.shape)}"
+    try:
+        coarser(actual.dtype, expected.dtype)
+    except UsageError as error:
+        return str(error)
+    large = torch.uint64 in (actual.dtype, expected.dtype)
+    return "uint64 numbers of 2^63 and more are not compared" if large else ""
 
 
 def compare_dumps(

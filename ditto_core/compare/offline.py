@@ -14,8 +14,8 @@ from ditto_core.compare.findings import find
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.tokens import LogitsMetrics, measure_logits
-from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance
+from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
+from ditto_core.compare.tolerance import EPSILON, INTEGERS, QUANTIZED, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.dumps import Dump
@@ -41,7 +41,8 @@ def compare_offline(
     """Measure and judge every pair of two dumps; the first dump is the engine's side.
 
     ``dtype`` decides the bounds where no rule does (default: what the dump says, else the coarsest of the tensors on
-    either side; an 8-bit one only where there is no other); integers have to be equal. Names and steps that only one
+    either side; an 8-bit one only where there is no other); integers have to be equal, whatever ``rtol`` and ``atol``
+    are. Names and steps that only one
     side has are in ``missing``, with ``ignore_missing`` in ``notes``; different shapes are in ``missing`` always.
     Raises :class:`UsageError` for a negative tolerance or a NaN.
     """
@@ -51,16 +52,19 @@ def compare_offline(
     tolerance = tolerance or Tolerance()
     alone = one_sided(pairs)
     left_out = tuple(f"left out {name}: {reason}" for name, reason in alone.items()) if ignore_missing else ()
-    found = Found(tolerance, rtol, atol, equal_nan, {} if ignore_missing else alone)
+    known = dtype or pairs.actual.info.get("dtype", "")
+    found = Found(tolerance, rtol, atol, equal_nan, {} if ignore_missing else alone, known)
     for pair in pairs.pairs():
         found.take(pair)
-    tolerance.check(found.dtypes, ["logits"] if found.logits else [])
-    known = dtype or pairs.actual.info.get("dtype", "")
+    called = [name for name in LOGITS if name in found.dtypes] if found.logits else []
+    tolerance.check(found.dtypes, ["logits", *called] if found.logits else [])
     if known not in EPSILON and known not in QUANTIZED:
         known = engine_dtype(found.dtypes.values())
     if known in QUANTIZED and not found.logits:
         found.missing.setdefault("logits", f"an {known} engine is judged by its logits, which these dumps do not hold")
-    taps = tuple(Tap(name, name, dtype=name_of(kind)) for name, kind in found.dtypes.items())
+    taps = tuple(
+        Tap(name, "logits" if name in called else name, dtype=name_of(kind)) for name, kind in found.dtypes.items()
+    )
     info = dump_info(pairs.actual, known)
     results = judge(found.results, tolerance, taps, info)
     return Comparison(
@@ -78,13 +82,17 @@ def compare_offline(
 
 @dataclass
 class Found:
-    """What is gathered while two dumps are read: place and dtype by name, ``logits`` by step."""
+    """What is gathered while two dumps are read: place and dtype by name, ``logits`` by step.
+
+    ``dtype`` is what is known of the engine's.
+    """
 
     tolerance: Tolerance
     rtol: float | None
     atol: float | None
     equal_nan: bool
     missing: dict[str, str]
+    dtype: str = ""
     results: list[SiteResult] = field(default_factory=list)
     order: dict[str, int] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
@@ -93,18 +101,20 @@ class Found:
     def take(self, pair: Pair) -> None:
         """Measure a pair; one that cannot be compared is missing."""
         if pair.problem:
-            self.missing[pair.name] = pair.problem
+            self.missing.setdefault(pair.name, f"{pair.problem}, step {pair.step}")
             return
-        rule = self.tolerance.rule_for((pair.name,), pair.step)
+        kind = judged_dtype(pair.actual.dtype, pair.expected.dtype)
+        exact = name_of(kind) in INTEGERS
+        rtol, atol = self.tolerance.elementwise((pair.name,), pair.step)
+        usual = (0.0, 0.0) if exact else (self.rtol, self.atol)
         metrics = measure(
             pair.actual,
             pair.expected,
-            rtol=self.rtol if rule is None or rule.rtol is None else rule.rtol,
-            atol=self.atol if rule is None or rule.atol is None else rule.atol,
+            rtol=usual[0] if rtol is None else rtol,
+            atol=usual[1] if atol is None else atol,
             equal_nan=self.equal_nan,
         )
-        kind = coarser(pair.actual.dtype, pair.expected.dtype)
-        self.dtypes.setdefault(pair.name, kind)
+        self.dtypes[pair.name] = kind if exact else self.dtypes.get(pair.name, kind)
         place = self.order.setdefault(pair.name, len(self.order))
         self.results.append(SiteResult(pair.step, pair.name, place, metrics, UNJUDGED))
         if pair.name in LOGITS and pair.step not in self.logits and pair.actual.dim() > 1 and metrics.count:
@@ -114,7 +124,7 @@ class Found:
         """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab]."""
         if name_of(kind) in DTYPES:
             a, b = (side[:, -1] if side.dim() == 3 else side for side in (pair.actual, pair.expected))
-            self.logits[pair.step] = measure_logits(a, b, dtype=name_of(kind))
+            self.logits[pair.step] = measure_logits(a, b, dtype=rounded_as(kind, self.dtype), step=pair.step)
 
 
 def reasons(pairs: DumpPairs, results: Iterable[SiteResult]) -> tuple[str, ...]:
@@ -133,6 +143,16 @@ def engine_dtype(dtypes: Iterable[torch.dtype]) -> str:
     wide = [kind for kind in floats if kind.itemsize > 1]
     found = wide or floats
     return name_of(max(found, key=lambda kind: EPSILON[name_of(kind)])) if found else "float32"
+
+
+def judged_dtype(actual: torch.dtype, expected: torch.dtype) -> torch.dtype:
+    """Return the coarser dtype, or that of the side with integers: ids are ids though the other tool wrote them as
+    floats. An 8-bit integer beside a float is a quantized number, and no id.
+    """
+    for one, other in ((actual, expected), (expected, actual)):
+        if name_of(one) in INTEGERS and one.itemsize > 1 and other.is_floating_point:
+            return one
+    return coarser(actual, expected)
 
 
 def name_of(dtype: torch.dtype) -> str:

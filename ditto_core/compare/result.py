@@ -75,6 +75,15 @@ class ObserverEffect:
         """Tell whether tapping changed any bit that the metric can see."""
         return self.rel_l2 > 0
 
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {**asdict(self), "rel_l2": number(self.rel_l2)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ObserverEffect:
+        """Inverse of :meth:`to_json`."""
+        return cls(**{**data, "rel_l2": parse(data["rel_l2"])})
+
 
 def row(result: SiteResult) -> dict[str, Any]:
     """Flatten a result; infinities and NaN stay numbers, so that columns do."""

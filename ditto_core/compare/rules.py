@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,8 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.compare.tolerance import EPSILON, FACTOR, INTEGERS, Rule, Tolerance
+from ditto_core.compare.bounds import INTERNAL, Rule
+from ditto_core.compare.tolerance import EPSILON, FACTOR, INTEGERS, Tolerance
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +77,8 @@ class Measured:
     @classmethod
     def of(cls, found: Comparison) -> Measured:
         """Take the errors of one comparison. One that failed is refused with :class:`UsageError`: bounds taken from a
-        broken engine would make the fault pass for good.
+        broken engine would make the fault pass for good. No bound is taken from an infinite error (NaN that healed or
+        that a rule allows): it would allow anything.
         """
         if found.failures:
             bad = found.failures[0]
@@ -88,9 +91,10 @@ class Measured:
         least = EPSILON.get(found.engine.dtype, 0.0) / 2
         worst: dict[str, float] = {}
         for result in found.results:
-            if result.site in integers:
+            if result.site in integers or result.metrics.rel_l2 == math.inf:
                 continue
-            key = re.sub(r"(?<=\.)\d+(?=[.:]|$)", "*", result.site)
+            # A bracket would begin a set; a question mark matches it.
+            key = re.sub(r"(?<=\.)\d+(?=[.:]|$)", "*", result.site.replace("[", "?"))
             worst[key] = max(worst.get(key, least), result.metrics.rel_l2)
         return cls(worst, (f"{found.engine.label} against {found.reference.label}, {found.steps} steps",))
 
@@ -154,7 +158,7 @@ def spelled(rule: Rule) -> str:
     plain = Rule(rule.selector, rule.bound)
     if rule == plain:
         return f"{rule.bound}"
-    names = [name for name in Rule.__dataclass_fields__ if name not in ("selector", "required", "bound")]
+    names = [name for name in Rule.__dataclass_fields__ if name not in (*INTERNAL, "bound")]
     changed = {name: getattr(rule, name) for name in names if getattr(rule, name) != getattr(plain, name)}
     texts = (f"{k} = {json.dumps(v) if isinstance(v, str) else v}" for k, v in {"bound": rule.bound, **changed}.items())
     return f"{{ {', '.join(texts)} }}"

@@ -13,9 +13,9 @@ import torch
 from ditto_core.compare._blocks import unravel
 from ditto_core.compare._record import decode, encode
 from ditto_core.compare.metrics import ShapeMismatch
-from ditto_core.compare.ulp import ulp
+from ditto_core.compare.ulp import coarser, ulp
 from ditto_core.errors import UsageError
-from ditto_core.spec import parse_dtype
+from ditto_core.spec import DTYPES, parse_dtype
 
 IGNORED = -100
 """The target that does not count, as in torch's cross entropy."""
@@ -47,7 +47,7 @@ class LogitsMetrics:
     ``kl_*``: KL(expected || actual) in nats by position. ``top1_agreement``: share of positions with the same argmax;
     ``topk_agreement``: mean share of the ``k`` likeliest tokens that both sides have. ``perplexity_*``: exp of the mean
     negative log-likelihood of the targets (at a run's prefill: of all tokens of the prompts), None without targets. NaN
-    logits make the KL of their position NaN, and so ``kl_mean`` and ``kl_max``.
+    logits make the KL of their position NaN, and so ``kl_mean`` and ``kl_max``. ``step``: of a run.
     """
 
     positions: int
@@ -62,6 +62,12 @@ class LogitsMetrics:
     perplexity_actual: float | None
     perplexity_expected: float | None
     flips: tuple[Flip, ...]
+    step: int = 0
+
+    @property
+    def top1_disagreement(self) -> float:
+        """Share of positions with another argmax: 5 of 100 are 0.05, where 1 - 0.95 is a little more."""
+        return len(self.flips) / self.positions
 
     @property
     def real_flips(self) -> tuple[Flip, ...]:
@@ -108,12 +114,13 @@ def measure_logits(
     k: int = 5,
     near_tie_ulp: float = 2.0,
     targets: torch.Tensor | None = None,
+    step: int = 0,
 ) -> LogitsMetrics:
     """Compare logits [..., vocab] of the engine with the reference's, in one pass over chunks of positions in float64.
 
     ``dtype`` is the engine's: its ULP decides which flips are near ties. ``targets`` [...] are token ids for the
-    perplexity; -100 does not count. Raises :class:`~ditto_core.compare.metrics.ShapeMismatch` for different shapes,
-    :class:`~ditto_core.errors.UsageError` for tensors without a position or a vocabulary.
+    perplexity; -100 does not count. ``step`` is kept. Raises :class:`~ditto_core.compare.metrics.ShapeMismatch` for
+    different shapes, :class:`~ditto_core.errors.UsageError` for tensors without a position or a vocabulary.
     """
     if actual.shape != expected.shape:
         raise ShapeMismatch(actual.shape, expected.shape)
@@ -123,16 +130,16 @@ def measure_logits(
     if targets is not None and targets.shape != shape:
         raise ShapeMismatch(targets.shape, shape)
     k, name, rows = min(k, vocab), parse_dtype(dtype), Rows()
-    step = max(1, CHUNK // vocab)
+    chunk = max(1, CHUNK // vocab)
     places = math.prod(shape)
-    for start in range(0, places, step):
-        a, b = (pick(side, start, min(places, start + step)) for side in (actual, expected))
+    for start in range(0, places, chunk):
+        a, b = (pick(side, start, min(places, start + chunk)) for side in (actual, expected))
         b = b.to(a.device)
         add_divergence(rows, a, b, k)
         found = flips(a, b, getattr(torch, name), near_tie_ulp)
         rows.flips += [replace(flip, index=unravel(start + row, shape)) for row, flip in found]
         if targets is not None:
-            add_losses(rows, a, b, targets.reshape(-1)[start : start + step].to(a.device))
+            add_losses(rows, a, b, targets.reshape(-1)[start : start + chunk].to(a.device))
     return LogitsMetrics(
         positions=places,
         dtype=name,
@@ -146,7 +153,17 @@ def measure_logits(
         perplexity_actual=perplexity(rows.loss_actual, rows.targets),
         perplexity_expected=perplexity(rows.loss_expected, rows.targets),
         flips=tuple(rows.flips),
+        step=step,
     )
+
+
+def rounded_as(stored: torch.dtype, engine: str) -> str:
+    """Return the dtype whose rounding shows in logits: the engine's, or that in which they are stored if it is coarser.
+
+    A quantized engine's name is no dtype; what its logits are stored in counts.
+    """
+    computed = getattr(torch, engine) if engine in DTYPES else stored
+    return str(coarser(stored, computed)).removeprefix("torch.")
 
 
 def pick(logits: torch.Tensor, first: int, last: int) -> torch.Tensor:
@@ -218,10 +235,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def perplexity(loss: float, count: int) -> float | None:
-    """Return exp of the mean loss, None where nothing was counted."""
+    """Return exp of the mean loss, None where nothing was counted; NaN stays NaN."""
     if not count:
         return None
-    return math.exp(loss / count) if loss / count < 700 else math.inf
+    return math.inf if loss / count >= 700 else math.exp(loss / count)
 
 
 def matching_prefix(first: Sequence[int] | torch.Tensor, second: Sequence[int] | torch.Tensor) -> int:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.compare._record import decode, encode
+from ditto_core.compare.bounds import Rule, parse_rules
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, Verdict, decide
-from ditto_core.errors import SelectorError, UsageError, nearest
+from ditto_core.errors import SelectorError, UsageError
 from ditto_core.sites import matches, no_match
 
 if TYPE_CHECKING:
@@ -54,77 +56,6 @@ QUANTIZED: Mapping[str, tuple[float, float]] = {
 """Bounds on mean KL (nats) and top-1 agreement of quantized engines: llama.cpp's published measurements of healthy
 quantizations (pull requests 6936 and 12557). Their single layers are not judged."""
 
-METRICS = (
-    *("rel_l2", "max_abs", "mean_abs", "rms", "mse", "max_rel", "mean_rel", "max_ulp"),
-    *("mismatched", "mismatch_ratio", "p50", "p90", "p99", "p999", "scale_residual"),
-)
-"""Metrics of a tensor that a rule may bound from above."""
-
-LOGITS_METRICS = ("kl_mean", "kl_p99", "kl_max", "top1_disagreement")
-"""Metrics of a step's logits that a rule may bound from above: KL in nats, and the share of other greedy tokens."""
-
-FIELDS: tuple[tuple[str, Any, str], ...] = (
-    ("step", int, "a whole number of 0 or more"),
-    ("rtol", int | float, "a number of 0 or more"),
-    ("atol", int | float, "a number of 0 or more"),
-    ("reason", str, "a text"),
-)
-"""What the optional fields of a rule may be."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A user's bound on ``metric`` at the sites that match ``selector`` (at ``step``, where given).
-
-    ``rtol`` and ``atol`` set the element-wise tolerance behind ``mismatched`` and ``mismatch_ratio``. A rule with a
-    ``reason`` makes what it allows ``explained``, not ``within``. ``required``: a selector that matches no site is an
-    error; the rules of a whole project are not, for they speak of several models.
-    """
-
-    selector: str
-    bound: float
-    metric: str = "rel_l2"
-    step: int | None = None
-    reason: str = ""
-    rtol: float | None = None
-    atol: float | None = None
-    required: bool = True
-
-    def __post_init__(self) -> None:
-        known = METRICS + LOGITS_METRICS
-        if self.metric not in known:
-            hint = nearest(self.metric, known)
-            raise UsageError(f"no tolerance on {self.metric!r} can be set, expected {', '.join(known)}{hint}")
-        if not self.bound >= 0:
-            raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a number of 0 or more")
-        if self.metric in ("mismatch_ratio", "top1_disagreement") and 1 < self.bound < math.inf:
-            raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a share from 0 to 1")
-        for name, kind, expected in FIELDS:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, kind) or (kind is not str and not value >= 0):
-                raise UsageError(f"tolerance for {self.selector!r} has {name} {value!r}, expected {expected}")
-
-    @property
-    def of_logits(self) -> bool:
-        """Tell whether the rule is about logits as such, not about the tensor that holds them."""
-        return self.metric in LOGITS_METRICS
-
-    @property
-    def text(self) -> str:
-        """What a verdict says of the rule."""
-        return f"rule {self.selector!r}" + (f": {self.reason}" if self.reason else "")
-
-    def decide(self, value: float) -> Verdict:
-        """Judge a value of the metric; with a reason, what passes is explained."""
-        verdict = decide(self.metric, value, self.bound, self.text)
-        return replace(verdict, status=EXPLAINED) if verdict.ok and self.reason else verdict
-
-    def applies(self, sites: Sequence[str], step: int) -> bool:
-        """Tell whether the rule speaks of a site (by any of its names) at a step."""
-        return (self.step is None or self.step == step) and any(matches(self.selector, site) for site in sites)
-
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -145,9 +76,8 @@ class Tolerance:
             return cls(factor=positive(value))
         if not isinstance(value, Mapping):
             raise UsageError(f"a tolerance is a number or a table of selectors, got {type(value).__name__}")
-        pairs = ((selector, each) for selector, bounds in value.items() for each in several(bounds))
-        rules = tuple(parse_rule(selector, bound) for selector, bound in pairs if selector != "factor")
-        return cls(positive(value.get("factor", FACTOR)), rules)
+        rules = (rule for name, bounds in value.items() if name != "factor" for rule in parse_rules(name, bounds))
+        return cls(positive(value.get("factor", FACTOR)), tuple(rules))
 
     def over(self, other: Tolerance) -> Tolerance:
         """Return both sets of rules, these overriding ``other``'s, with this factor unless it is the default."""
@@ -158,10 +88,27 @@ class Tolerance:
         """Return the same rules, none of which must be about a site."""
         return replace(self, rules=tuple(replace(rule, required=False) for rule in self.rules))
 
-    def rule_for(self, sites: Sequence[str], step: int) -> Rule | None:
-        """Return the rule that decides at a site and step: the last that applies to its tensor."""
-        found = (rule for rule in reversed(self.rules) if not rule.of_logits and rule.applies(sites, step))
-        return next(found, None)
+    def rules_for(self, sites: Sequence[str], step: int) -> tuple[Rule, ...]:
+        """Return the rules that decide at a site and step: the last that applies to its tensor, and those on other
+        metrics that stand before it in one list of bounds.
+        """
+        found: dict[str, Rule] = {}
+        selector = None
+        for rule in reversed(self.rules):
+            if selector not in (None, rule.selector):
+                continue
+            if not rule.of_logits and rule.applies(sites, step):
+                found.setdefault(rule.metric, rule)
+                selector = rule.selector
+            if found and not rule.also:
+                break
+        return tuple(found.values())
+
+    def elementwise(self, sites: Sequence[str], step: int) -> tuple[float | None, float | None]:
+        """Return the ``rtol`` and ``atol`` that the rules set at a site and step, None where they do not."""
+        rules = self.rules_for(sites, step)
+        rtol = next((rule.rtol for rule in rules if rule.rtol is not None), None)
+        return rtol, next((rule.atol for rule in rules if rule.atol is not None), None)
 
     def logits_rules(self, names: Sequence[str], step: int) -> dict[str, Rule]:
         """Return the rules that decide on the logits at a step, by metric; ``names`` is what the logits are called."""
@@ -197,9 +144,9 @@ class Tolerance:
         rule; equality of integers; the noise floor; the noise floor widened by a kernel property, which makes the
         result ``explained``; the table by dtype.
         """
-        rule = self.rule_for(sites, step)
-        if rule is not None:
-            return by_rule(rule, metrics)
+        rules = self.rules_for(sites, step)
+        if rules:
+            return max((by_rule(rule, metrics) for rule in rules), key=lambda verdict: (not verdict.ok, verdict.margin))
         if exact:
             return decide("mismatched", metrics.mismatched, 0.0, "integers are equal or not")
         if dtype in QUANTIZED:
@@ -218,12 +165,19 @@ class Tolerance:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        return asdict(self)
+        rules = [{name: encode(value) for name, value in asdict(rule).items()} for rule in self.rules]
+        return {"factor": self.factor, "rules": rules}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
         """Inverse of :meth:`to_json`."""
-        return cls(data["factor"], tuple(Rule(**rule) for rule in data["rules"]))
+        return cls(data["factor"], tuple(map(rule_from_json, data["rules"])))
+
+
+def rule_from_json(data: Mapping[str, Any]) -> Rule:
+    """Inverse of a rule's JSON form, in which an infinite number is a text."""
+    numbers = ("bound", "rtol", "atol")
+    return Rule(**{name: decode(value) if name in numbers else value for name, value in data.items()})
 
 
 def by_kernels(
@@ -258,32 +212,3 @@ def positive(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UsageError(f"the tolerance factor is {value!r}, expected a positive number such as 4")
     return float(value)
-
-
-def several(value: Any) -> Sequence[Any]:
-    """Return the bounds of one selector: a list as it is, anything else by itself."""
-    return value if isinstance(value, list | tuple) else [value]
-
-
-def parse_rule(selector: str, value: Any) -> Rule:
-    """Read one rule of a table: a number (rel-L2 bound), or a table with the fields of :class:`Rule`.
-
-    ``max_mismatch_ratio`` is short for ``metric = "mismatch_ratio"`` with that bound.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return Rule(selector, float(value))
-    if not isinstance(value, Mapping):
-        raise UsageError(f"tolerance for {selector!r} is {value!r}, expected a number or a table with 'bound'")
-    fields = dict(value)
-    if "max_mismatch_ratio" in fields:
-        for other in ("bound", "metric"):
-            if other in fields:
-                raise UsageError(f"tolerance for {selector!r} has max_mismatch_ratio and {other}, expected one")
-        fields |= {"bound": fields.pop("max_mismatch_ratio"), "metric": "mismatch_ratio"}
-    known = [name for name in Rule.__dataclass_fields__ if name not in ("selector", "required")]
-    for name in fields:
-        if name not in known:
-            raise UsageError(f"tolerance for {selector!r} has no field {name!r}{nearest(name, known)}")
-    if isinstance(fields.get("bound"), bool) or not isinstance(fields.get("bound"), int | float):
-        raise UsageError(f"tolerance for {selector!r} has no 'bound', expected a number")
-    return Rule(selector, **fields)

@@ -34,7 +34,10 @@ class Verdict:
 
     def __str__(self) -> str:
         sign = "<=" if self.ok else ">"
-        return f"{self.metric} {self.value:.1e} {sign} {self.bound:.1e} ({self.rule})"
+        texts = [f"{number:.1e}" for number in (self.value, self.bound)]
+        if texts[0] == texts[1] and not self.ok:  # by a hair: more digits show which is larger
+            texts = [f"{number:.8g}" for number in (self.value, self.bound)]
+        return f"{self.metric} {texts[0]} {sign} {texts[1]} ({self.rule})"
 
 
 UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "not judged yet")

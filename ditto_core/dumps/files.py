@@ -117,7 +117,7 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     Raises ``TypeError`` for anything else.
     """
     if isinstance(value, torch.Tensor):
-        yield name or "tensor", value.detach() if value.layout == torch.strided else value.detach().to_dense()
+        yield name or "tensor", plain(value.detach(), name)
     elif isinstance(value, bool | int | float):
         yield name or "tensor", torch.tensor(value)
     elif isinstance(value, Mapping | list | tuple):
@@ -126,6 +126,15 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield from flatten(item, f"{name}.{key}" if name else str(key))
     elif value is not None:
         raise TypeError(f"entry {name!r} is of type {type(value).__name__}, expected tensors")
+
+
+def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Return a sparse or quantized tensor with a number an element. Raises ``TypeError`` for one without numbers."""
+    if tensor.is_meta or tensor.is_nested:
+        kind = "on the meta device" if tensor.is_meta else "nested"
+        raise TypeError(f"entry {name!r} is {kind}, expected a tensor with its numbers")
+    dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return dense.dequantize() if dense.is_quantized else dense
 
 
 OPENERS: Mapping[str, Callable[[Path], Tensors]] = {
@@ -171,12 +180,16 @@ def step_files(folder: Path) -> list[Path]:
 
 
 def open_steps(folder: Path) -> Dump:
-    """Open a folder of ``step{i}`` files. Raises :class:`TraceError` when a number is missing or there twice."""
+    """Open a folder of ``step{i}`` files; other files of tensors in it are noted. Raises :class:`TraceError` when a
+    number is missing or there twice.
+    """
     files = step_files(folder)
     numbers = [int(_STEP.fullmatch(p.name)[1]) for p in files]  # type: ignore[index]
     if numbers != list(range(len(numbers))):
         raise TraceError(f"{folder} holds steps {numbers}, expected 0 to {len(numbers) - 1}, each once")
-    return Dump(folder, "steps", [partial(OPENERS[p.suffix[1:]], p) for p in files])
+    others = sorted(p.name for p in folder.iterdir() if p not in files and p.suffix.removeprefix(".") in OPENERS)
+    notes = (f"{folder} holds other files, which are not read: {', '.join(others)}",) if others else ()
+    return Dump(folder, "steps", [partial(OPENERS[p.suffix[1:]], p) for p in files], notes=notes)
 
 
 def array_files(folder: Path) -> dict[str, Path]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ditto_core.dumps.base import Dump, Format, Lazy, Tensors
-from ditto_core.dumps.files import from_numpy, load_pt
+from ditto_core.dumps.files import from_numpy, load_pt, plain
 from ditto_core.errors import TraceError, UsageError
 from ditto_core.trace.files import reading, replacing
 
@@ -31,7 +31,8 @@ _BLOCK = 3 << 18  # a multiple of three, so that blocks of base64 join without p
 
 def iteration_files(path: Path) -> list[Path]:
     """Return the files of a folder with a file an iteration, in order."""
-    return sorted(p for p in path.iterdir() if _ITERATION.fullmatch(p.name)) if path.is_dir() else []
+    found = (p for p in path.iterdir() if _ITERATION.fullmatch(p.name)) if path.is_dir() else ()
+    return sorted(found, key=lambda p: int(p.stem))
 
 
 def claims(path: Path) -> bool:
@@ -47,9 +48,9 @@ def open_polygraphy(path: Path, runner: str | None = None) -> Dump:
     """
     files = iteration_files(path)
     if files:
-        first, name = parse(files[0], runner)
+        first, name = only_iteration(files[0], runner)
         rest = [partial(open_iteration, file, runner) for file in files[1:]]
-        openers = [partial(open_arrays, files[0], first[0]), *rest]
+        openers = [partial(open_arrays, files[0], first), *rest]
     else:
         iterations, name = parse(path, runner)
         openers = [partial(open_arrays, path, iteration) for iteration in iterations]
@@ -58,8 +59,16 @@ def open_polygraphy(path: Path, runner: str | None = None) -> Dump:
 
 def open_iteration(path: Path, runner: str | None) -> Tensors:
     """Open one file of a folder."""
-    iterations, _name = parse(path, runner)
-    return open_arrays(path, iterations[0])
+    arrays, _name = only_iteration(path, runner)
+    return open_arrays(path, arrays)
+
+
+def only_iteration(path: Path, runner: str | None) -> tuple[Mapping[str, Any], str]:
+    """Parse one file of a folder: its arrays and the runner. Raises :class:`TraceError` unless it is one iteration."""
+    iterations, name = parse(path, runner)
+    if len(iterations) != 1:
+        raise TraceError(f"{path} holds {len(iterations)} iterations, expected one in each file of a folder")
+    return iterations[0], name
 
 
 def parse(path: Path, runner: str | None) -> tuple[list[Mapping[str, Any]], str]:
@@ -106,7 +115,7 @@ def decode(path: Path, name: str, array: Mapping[str, str]) -> torch.Tensor:
             tensor = load_pt(io.BytesIO(base64.b64decode(array["tensor"], validate=True)), f"{path}: {name}")
             if not isinstance(tensor, torch.Tensor):
                 raise TraceError(f"{path}: {name} is of type {type(tensor).__name__}, expected a tensor")
-            return tensor.detach()
+            return plain(tensor.detach(), name)
         data = io.BytesIO(base64.b64decode(array["array"], validate=True))
         return from_numpy(np.lib.format.read_array(data, allow_pickle=False))
 

@@ -13,7 +13,7 @@ from ditto_core.backends.eager import HIGHER
 from ditto_core.compare.metrics import Metrics, measure
 from ditto_core.compare.result import number, parse
 from ditto_core.compare.tolerance import EPSILON
-from ditto_core.comparer import is_mask
+from ditto_core.comparer import as_masks, is_mask
 from ditto_core.generate import valid_elements
 from ditto_core.localize.kernels import CoarseKernels
 from ditto_core.localize.replay import Replay
@@ -206,8 +206,7 @@ def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) -> Metrics:
     """Measure a pair; a mask is compared as what it masks, and a NaN on both sides came in from upstream."""
-    if is_mask(expected):
-        actual, expected = actual < 0, expected < 0
+    actual, expected = as_masks(actual, expected)
     chosen = valid.of(tap)
     if chosen is not None and bool(torch.isnan(actual).any()) and not bool(torch.isnan(expected).any()):
         # A NaN in padding does count: 0 x NaN carries it to real tokens in the next layer.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ditto_core.backends.eager import as_float, widened
-from ditto_core.comparer import is_mask
+from ditto_core.comparer import as_masks, is_mask
 from ditto_core.errors import RunError
 from ditto_core.exact import exact_float32
 from ditto_core.models import LoadedModel, cast_module
@@ -111,7 +111,7 @@ class Forced:
         self._on_value(tap, tensor)
         # The same mask in other numbers (-inf for the most negative one) is kept as the model writes it: a row that
         # becomes NaN through the engine's form must differ from the replay.
-        if is_mask(tensor) and bool(((actual < 0) == (tensor < 0)).all()):
+        if is_mask(tensor) and torch.equal(*as_masks(actual.to(tensor.device), tensor)):
             return None
         if named_by_code(site) or not self._writable(tensor):
             return actual.to(tensor.device, tensor.dtype, copy=True)

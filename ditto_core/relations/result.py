@@ -10,7 +10,7 @@ from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import ShapeMismatch, measure
 from ditto_core.compare.result import SiteResult, number
-from ditto_core.compare.tokens import measure_logits
+from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, UNJUDGED, WITHIN, Verdict
 from ditto_core.receipt import make_receipt
@@ -133,8 +133,9 @@ def relate(
     notes = tuple(f"left out {site}: {reason}" for site, reason in left_out.items())
     name_of_logits = next((tap.site for tap in taps if tap.value == "logits"), "logits")
     ours, theirs = (side.captured.values.get(name_of_logits) for side in (actual, expected))
-    known = ours is not None and theirs is not None and ours.shape == theirs.shape
-    logits = (measure_logits(ours, theirs, dtype=actual.info.dtype),) if known else ()  # type: ignore[arg-type]
+    logits: tuple[LogitsMetrics, ...] = ()
+    if ours is not None and theirs is not None and ours.shape == theirs.shape:
+        logits = (measure_logits(ours, theirs, dtype=rounded_as(ours.dtype, actual.info.dtype)),)
     comparison = Comparison(
         engine=actual.labelled,
         reference=expected.labelled,

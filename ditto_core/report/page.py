@@ -63,7 +63,7 @@ def run_data(comparison: Comparison, budget: Budget) -> dict[str, Any]:
         "details": {key(r): details(r) for r in detailed},
         "samples": {key(r): sample_data(samples[r.step, r.site]) for r in sampled if (r.step, r.site) in samples},
         "kept": bool(samples),
-        "kl": [[short(m.kl_mean), short(m.kl_max), short(m.top1_agreement)] for m in comparison.logits],
+        "kl": [[m.step, short(m.kl_mean), short(m.kl_max), short(m.top1_agreement)] for m in comparison.logits],
         "start": start(comparison, place),
     }
 

@@ -45,6 +45,8 @@ def headline(comparison: Comparison) -> str:
         return f"{count} of {count + len(comparison.sites)} sites could not be compared: {site}: {reason}"
     if not len(comparison):
         return "nothing was compared: the engine has no outputs in common with its reference"
+    if not comparison.measured:
+        return f"nothing was compared: the tensors of all {len(comparison.sites)} sites are empty"
     worst = comparison.worst
     assert worst is not None
     return f"engine agrees: worst is {worst.site}, step {worst.step}: {worst.verdict}"

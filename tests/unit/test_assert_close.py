@@ -248,3 +248,20 @@ def test_a_finding_carries_the_error_before_and_after(base):
     assert finding.name == "scale"
     assert finding.before == pytest.approx(0.01, rel=1e-3)
     assert finding.after < 1e-6
+
+
+def test_none_on_both_sides_is_passed_over_and_on_one_side_differs():
+    assert_close({"cache": None, "x": 1.0}, {"cache": None, "x": 1.0})
+    with pytest.raises(AssertionError, match=r"^\['cache'\]: NoneType against float$"):
+        assert_close({"cache": None}, {"cache": 1.0})
+    with pytest.raises(AssertionError, match="nothing to compare"):
+        assert_close([None], [None])
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_narrow_floats_of_numpy_are_those_of_torch(name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.array([[1.0, -2.0], [0.5, 4.0]]).astype(getattr(ml_dtypes, name))
+    assert_close(array[::-1], torch.tensor([[0.5, 4.0], [1.0, -2.0]]))
+    with pytest.raises(AssertionError, match=f"{name} against float32"):
+        assert_close(array, torch.tensor([[1.0, -2.0], [0.5, 8.0]]))

@@ -9,12 +9,14 @@ import torch
 
 from ditto_core.backends.base import KernelProperty
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.judging import enclosing
+from ditto_core.compare.judging import enclosing, judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
+from ditto_core.comparer import Comparer, Findings
 from ditto_core.errors import SelectorError, TraceError
+from ditto_core.lockstep import observe
 from ditto_core.sites import Tap
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
@@ -107,7 +109,16 @@ def test_a_part_holds_what_is_said_of_its_own_sites():
     assert run.filter("model.**").missing == {"model.gone": "fused"}
     assert {r.site for r in run.filter("head")} == {"lm_head"}
     assert run.filter("head").logits == logits
-    assert run.filter("head", step=0).logits == run.filter("model.**").logits == ()
+    assert run.filter("head", step=0).logits == run.filter().logits == logits
+    assert run.filter("head", step=1).logits == run.filter("model.**").logits == ()
+
+
+def test_a_part_by_step_alone_holds_the_ports_too():
+    run = compared({(0, ROPE): 1.0, (0, BLOCK): 1.0, (0, "model.layers.0.self_attn"): 1.0})
+    assert ROPE in run.filter(step=0).sites
+    assert run.filter().results == run.results
+    assert not run.filter(step=0)
+    assert run.filter(step=1)
 
 
 def test_rows_are_flat_and_in_the_order_of_computation():
@@ -167,7 +178,7 @@ def test_its_repr_is_one_line_with_the_verdict():
 def test_a_quantized_engine_fails_by_its_logits_alone():
     info = type(ENGINE)("e", "onnxruntime", "int8")
     agreeing = measure_logits(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]]), dtype="float32")
-    parting = measure_logits(torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, 2.0]]), dtype="float32")
+    parting = measure_logits(torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, 2.0]]), dtype="float32", step=1)
     fine = Comparison(info, REFERENCE, compared({}).results, logits=(agreeing,))
     assert fine
     bad = Comparison(info, REFERENCE, compared({}).results, logits=(agreeing, parting))
@@ -177,3 +188,56 @@ def test_a_quantized_engine_fails_by_its_logits_alone():
 
 def test_measured_errors_are_what_the_fixtures_say():
     assert measure(torch.full((2,), 1.5), torch.ones(2)).rel_l2 == pytest.approx(0.5)
+
+
+def test_an_observer_effect_of_infinity_goes_through_json(tmp_path):
+    run = replace(compared({}), observer=ObserverEffect(math.inf, 0, "logits"))
+    run.save(tmp_path / "run.json")
+    assert Comparison.load(tmp_path / "run.json").observer == run.observer
+
+
+def test_nan_with_and_without_taps_is_no_observer_effect():
+    found = Findings()
+    observe(found, 0, {"logits": torch.tensor([1.0, math.nan])}, {"logits": torch.tensor([1.0, math.nan])})
+    assert not found.observer.changed
+    observe(found, 1, {"logits": torch.tensor([1.0, math.nan])}, {"logits": torch.tensor([1.0, 2.0])})
+    assert (found.observer.rel_l2, found.observer.step) == (math.inf, 1)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema_version": 1}'])
+def test_a_file_that_is_no_comparison_is_one_line(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(TraceError):
+        Comparison.load(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("engine", "alike"),
+    [
+        ([0.0, -math.inf], True),
+        ([0.0, -1e4], True),
+        ([0.5, -1e4], False),
+        ([0.0, -0.5], False),
+        ([math.nan, -1e4], False),
+    ],
+)
+def test_masks_are_compared_as_what_they_hide_unless_the_engines_is_none(engine, alike):
+    lowest = torch.finfo(torch.float32).min
+    ours, theirs = (torch.tensor(values).reshape(1, 1, 1, 2) for values in (engine, [0.0, lowest]))
+    found = Findings()
+    comparer = Comparer([Tap("mask", "mask")], 0, {}, found, Tolerance())
+    comparer.take_engine("mask", ours)
+    comparer.take_reference("mask", theirs)
+    (result,) = found.results
+    assert (result.metrics.rel_l2 == 0) is alike
+
+
+def test_ids_that_a_dump_holds_as_floats_are_equal_or_not():
+    """A float32 tolerance of 1.3e-6 would let ids of a large vocabulary pass for their neighbours."""
+    found = Findings()
+    tap = Tap("ids", "ids", dtype="int64")
+    comparer = Comparer([tap], 0, {}, found, Tolerance())
+    comparer.take_engine("ids", torch.tensor([[1_000_001]]))
+    comparer.take_reference("ids", torch.tensor([[1_000_000.0]]))
+    (result,) = judge(found.results, Tolerance(), [tap], ENGINE)
+    assert str(result.verdict) == "mismatched 1.0e+00 > 0.0e+00 (integers are equal or not)"

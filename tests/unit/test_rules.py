@@ -81,14 +81,25 @@ def test_a_quantized_engine_is_judged_by_its_logits():
     logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
     noisy = logits + 0.5 * torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
     none = Tolerance()
-    good, bad = (
-        list(judge_logits(measure_logits(a, logits, dtype="float32"), "int8", none, 0)) for a in (logits, noisy)
-    )
+    good, bad = (list(judge_logits(measure_logits(a, logits, dtype="float32"), "int8", none)) for a in (logits, noisy))
     assert all(v.ok for v in good)
     assert not any(v.ok for v in bad)
     assert [v.metric for v in bad] == ["kl_mean", "top1_disagreement"]
     assert Tolerance().judge(("x",), 0, off_by(0.3), "int8").status == EXPLAINED
-    assert not list(judge_logits(measure_logits(logits, logits, dtype="float32"), "float32", none, 0))
+    assert not list(judge_logits(measure_logits(logits, logits, dtype="float32"), "float32", none))
+
+
+@pytest.mark.parametrize("wrong", [5, 7])
+def test_a_share_of_other_tokens_that_is_just_the_bound_passes(wrong):
+    expected = torch.tensor([[1.0, 0.0]]).repeat(100, 1)
+    actual = torch.cat([expected[:wrong].flip(1), expected[wrong:]])
+    metrics = measure_logits(actual, expected, dtype="float32")
+    rule = {"logits": {"metric": "top1_disagreement", "bound": wrong / 100}}
+    (verdict,) = judge_logits(metrics, "float32", Tolerance.of(rule))
+    assert verdict.ok
+    assert verdict.value == wrong / 100
+    by_table = {v.metric: v for v in judge_logits(metrics, {5: "int8", 7: "q5"}[wrong], Tolerance())}
+    assert by_table["top1_disagreement"].ok
 
 
 def test_rules_about_logits_override_the_table_and_leave_their_tensor_alone():
@@ -99,13 +110,13 @@ def test_rules_about_logits_override_the_table_and_leave_their_tensor_alone():
     rules = [{"metric": "kl_mean", "bound": 2 * metrics.kl_mean, "reason": "4 bits"}]
     rules += [{"metric": "top1_disagreement", "bound": share / 2}, {"metric": "kl_max", "bound": 9, "step": 1}]
     tolerance = Tolerance.of({"lm_head": rules, "logits": 1e-3})
-    first = list(judge_logits(metrics, "int8", tolerance, 0, ("logits", "lm_head")))
+    first = list(judge_logits(metrics, "int8", tolerance, ("logits", "lm_head")))
     assert [(v.metric, v.status) for v in first] == [("kl_mean", EXPLAINED), ("top1_disagreement", DIVERGED)]
     assert str(first[0]).endswith("(rule 'lm_head': 4 bits)")
-    second = list(judge_logits(metrics, "float32", tolerance, 1, ("logits", "lm_head")))
+    second = list(judge_logits(replace(metrics, step=1), "float32", tolerance, ("logits", "lm_head")))
     assert [v.metric for v in second] == ["kl_mean", "kl_max", "top1_disagreement"]
-    assert tolerance.rule_for(("lm_head",), 0) is None
-    assert tolerance.rule_for(("logits",), 0).bound == 1e-3
+    assert tolerance.rules_for(("lm_head",), 0) == ()
+    assert [rule.bound for rule in tolerance.rules_for(("logits",), 0)] == [1e-3]
     assert tolerance.on_logits().rules == tolerance.rules[:3]
     tolerance.check(["logits"], ["logits", "lm_head"])
     with pytest.raises(SelectorError, match="lm_head"):
@@ -118,6 +129,7 @@ def test_rules_about_logits_override_the_table_and_leave_their_tensor_alone():
         ({"a": {"bnd": 1}}, r"has no field 'bnd'; did you mean 'bound'"),
         ({"a": {"metric": "rel_l2"}}, "has no 'bound'"),
         ({"a": {"bound": 2, "metric": "top1_disagreement"}}, "expected a share from 0 to 1"),
+        ({"a": []}, "is an empty list, expected bounds"),
         ({"a": [1e-3, "x"]}, "'x', expected a number or a table"),
         ({"a": {"bound": 1, "metric": "rel_l1"}}, r"no tolerance on 'rel_l1' can be set.*did you mean 'rel_l2'"),
         ({"a": -1.0}, r"is -1\.0, expected a number of 0 or more"),
@@ -149,7 +161,26 @@ def test_rules_come_from_the_nearest_pyproject(tmp_path):
 def test_the_inner_tolerance_overrides_the_project_but_keeps_its_factor():
     merged = Tolerance.of({"a": 1.0}).over(Tolerance.of({"factor": 6, "a": 2.0}))
     assert merged.factor == 6
-    assert merged.rule_for(("a",), 0).bound == 1.0
+    assert [rule.bound for rule in merged.rules_for(("a",), 0)] == [1.0]
+
+
+def test_every_bound_of_a_list_holds_and_a_later_table_overrides_the_list():
+    several = [1e-3, {"metric": "max_abs", "bound": 0.05}, {"metric": "kl_mean", "bound": 1}, {"bound": 0.5, "step": 1}]
+    tolerance = Tolerance.of({"a": several})
+    assert comparison([("a", 0, 9e-4)], tolerance)
+    wide = comparison([("a", 0, 2e-3)], tolerance)
+    assert str(wide.first_bad.verdict) == "rel_l2 2.0e-03 > 1.0e-03 (rule 'a')"
+    late = comparison([("a", 1, 0.04), ("a", 1, 0.06)], tolerance)
+    assert [r.verdict.metric for r in late.results] == ["max_abs", "max_abs"]
+    assert [r.ok for r in late.results] == [True, False]
+    assert comparison([("a", 0, 0.2)], Tolerance.of({"a": {"metric": "max_abs", "bound": 0.3}}).over(tolerance))
+    assert Tolerance.from_json(tolerance.to_json()).rules_for(("a",), 0) == tolerance.rules_for(("a",), 0) != ()
+
+
+def test_the_elementwise_tolerance_of_any_bound_of_a_list_is_measured_by():
+    tolerance = Tolerance.of({"a": [{"max_mismatch_ratio": 0, "rtol": 0.1}, 1e-3]})
+    assert tolerance.elementwise(("a",), 0) == (0.1, None)
+    assert tolerance.elementwise(("b",), 0) == (None, None)
 
 
 def test_calibration_writes_one_rule_for_all_layers_and_reads_back(tmp_path):

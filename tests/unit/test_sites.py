@@ -32,6 +32,8 @@ def provenance():
         ("model.layers.[!03]", "model.layers.3", False),
         ("model.layers.3.self_attn:q_*", "model.layers.3.self_attn:q_rope", True),
         ("model+layers", "modelllayers", False),
+        ("past[0].key", "past[0].key", True),
+        ("a[]b", "a[]b", True),
     ],
 )
 def test_a_star_matches_one_component_and_two_stars_match_any(selector, site, expected):
@@ -65,3 +67,9 @@ def test_a_selector_that_matches_nothing_names_the_closest_sites(provenance):
 def test_provenance_survives_json(provenance, tmp_path):
     provenance.save(tmp_path / "p.json")
     assert Provenance.load(tmp_path / "p.json") == provenance
+
+
+@pytest.mark.parametrize("selector", ["a[]b", "a[z-a]"])
+def test_a_malformed_set_is_one_line(selector):
+    with pytest.raises(SelectorError, match="is malformed"):
+        matches(selector, "model.layers")

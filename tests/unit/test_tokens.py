@@ -146,3 +146,10 @@ def test_logits_that_are_nan_agree_with_no_token():
     assert [flip.near_tie for flip in metrics.flips] == [False, False]
     both = torch.full_like(expected, math.nan)
     assert measure_logits(both, both, dtype="float16").top1_agreement == 1
+
+
+def test_the_perplexity_of_logits_that_are_nan_is_nan():
+    targets = torch.zeros(1, dtype=torch.int64)
+    metrics = measure_logits(torch.full((1, 3), math.nan), torch.zeros(1, 3), dtype="float16", targets=targets)
+    assert math.isnan(metrics.perplexity_actual)
+    assert metrics.perplexity_expected == pytest.approx(3.0)

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from ditto_core.compare.bounds import METRICS, Rule, parse_rule
 from ditto_core.compare.metrics import measure
-from ditto_core.compare.tolerance import FACTOR, METRICS, Rule, Tolerance, by_rule, parse_rule
+from ditto_core.compare.tolerance import FACTOR, Tolerance, by_rule
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, WITHIN, Verdict, decide
 from ditto_core.errors import UsageError
 

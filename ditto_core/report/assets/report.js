@@ -130,7 +130,7 @@
     if (!node) return;
     const column = (k) => kl.map((v) => { const found = plain(v[k]); return Number.isFinite(found) ? found : null; });
     plot(node, {
-      height: 200, x: "step", y: "nats", xrange: whole, yrange: (u, low, high) => [0, high > 0 ? high * 1.1 : 1], data: [kl.map((_, i) => i), column(0), column(1)],
+      height: 200, x: "step", y: "nats", xrange: whole, yrange: (u, low, high) => [0, high > 0 ? high * 1.1 : 1], data: [kl.map((v) => v[0]), column(1), column(2)],
       series: [{ label: "mean", color: "--front" }, { label: "largest", color: "--mark", dash: [2, 4] }, ].map((one) => ({ ...one, spots: true })),
     });
   }

@@ -147,3 +147,17 @@ def test_a_writer_that_fails_leaves_the_older_file(tmp_path):
         save_outputs(tmp_path / "o.json", steps())
     assert (tmp_path / "o.json").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["o.json"]
+
+
+def test_files_of_iterations_are_in_the_order_of_their_numbers(tmp_path):
+    for i in (0, 2, 10):
+        save_outputs(tmp_path / f"{i}.json", [{"x": torch.full((1,), float(i))}])
+    dump = open_dump(tmp_path)
+    assert [float(dump.load(step, "x")) for step in range(dump.steps)] == [0.0, 2.0, 10.0]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_file_of_a_folder_that_holds_no_single_iteration_is_refused(tmp_path, count):
+    save_outputs(tmp_path / "0.json", [{"x": torch.zeros(1)}] * count)
+    with pytest.raises(TraceError, match=f"holds {count} iterations, expected one in each file of a folder"):
+        open_dump(tmp_path)

@@ -16,9 +16,6 @@ from ditto_core.floor import Floor
 from ditto_core.generate import valid_elements
 from ditto_core.sites import Tap
 
-HIDDEN = -100.0
-"""A number that hides when it is added to a score: exp of it, 4e-44, is lost beside a weight of 1 in every dtype."""
-
 
 @dataclass
 class Findings:
@@ -160,9 +157,10 @@ def last_logits(logits: torch.Tensor) -> torch.Tensor:
 def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what two additive attention masks hide, as bool, for engines hide with other numbers than the reference.
 
-    Where the engine's tensor is no mask (NaN, weights, a number that hides nothing) both come back as they are.
+    One whose numbers are too weak shows in the attention's weights. Where the engine's tensor is no mask (NaN, a number
+    above 0) both come back as they are.
     """
-    if is_mask(expected) and bool(((actual == 0) | (actual <= HIDDEN)).all()):
+    if is_mask(expected) and bool((actual <= 0).all()):
         return actual < 0, expected < 0
     return actual, expected
 

@@ -222,7 +222,7 @@ def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[
         observer=found.observer,
         missing=found.missing,
         taps=taps,
-        notes=tuple(found.notes),
+        notes=(*found.notes, *tolerance.idle(r.step for r in results)),
     )
 
 

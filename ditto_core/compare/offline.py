@@ -75,7 +75,7 @@ def compare_offline(
         logits=tuple(found.logits.values()),
         missing=found.missing,
         taps=taps,
-        notes=(*pairs.notes, *left_out, *reasons(pairs, results)),
+        notes=(*pairs.notes, *left_out, *tolerance.idle(r.step for r in results), *reasons(pairs, results)),
         receipt=make_receipt(),
     )
 

@@ -127,6 +127,13 @@ class Tolerance:
             if rule.required and not any(matches(rule.selector, name) for name in names):
                 raise SelectorError(f"tolerance: {no_match(rule.selector, names)}")
 
+    def idle(self, steps: Iterable[int]) -> tuple[str, ...]:
+        """Return what to say of required rules about a step that is none of ``steps``, those that were compared."""
+        known = set(steps)
+        idle = [rule for rule in self.rules if rule.required and rule.step is not None and rule.step not in known]
+        last = f"the last step compared is {max(known)}" if known else "no step was compared"
+        return tuple(f"tolerance for {rule.selector!r} at step {rule.step} decided nothing: {last}" for rule in idle)
+
     def judge(
         self,
         sites: Sequence[str],

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from ditto_core.backends.trtllm.names import name_map
+from ditto_core.compare.dumps import compare_dumps
+from ditto_core.compare.offline import compare_offline
+from ditto_core.compare.tolerance import Tolerance
 from ditto_core.dumps.namemap import NameMap
 from ditto_core.errors import RunError, TraceError, UsageError
 from ditto_core.layout import new_tokens
@@ -173,3 +176,15 @@ def test_other_tokens_fewer_steps_and_strange_names_are_one_clear_line(eager, wo
         beside(workspace, strange, name_map=[("no.such", "model.norm")])
     with pytest.raises(UsageError, match="name_map is given, but reference 'eager' is no path of a dump"):
         beside(workspace, "eager", name_map=same)
+
+
+def test_a_rule_about_a_step_that_was_not_reached_is_noted_in_a_run_and_between_dumps(eager, workspace, tmp_path):
+    folder = steps_in_pt(eager, tmp_path / "dump")
+    rules = {"model.norm": [{"bound": 1.0, "step": 2}, {"bound": 1.0, "step": 3}]}
+    said = "tolerance for 'model.norm' at step 3 decided nothing: the last step compared is 2"
+    between = compare_offline(compare_dumps(folder, folder), tolerance=Tolerance.of(rules))
+    for found in (beside(workspace, folder, tolerance=rules), between):
+        assert found
+        assert [note for note in found.notes if "decided nothing" in note] == [said]
+    quiet = compare_offline(compare_dumps(folder, folder), tolerance=Tolerance.of(rules).optional())
+    assert not [note for note in quiet.notes if "decided nothing" in note]

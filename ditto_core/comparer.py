@@ -39,7 +39,8 @@ class Findings:
 class Comparer:
     """Compares one step: holds the engine's taps until the reference delivers each, then drops both.
 
-    ``dtype`` is the engine's; near ties go by it where the logits are stored in a finer one.
+    ``dtype`` is the engine's; near ties go by it where the logits are stored in a finer one. ``generated``: the logits
+    are of the tokens that follow, so that the prompt has a perplexity.
     """
 
     def __init__(
@@ -50,14 +51,17 @@ class Comparer:
         found: Findings,
         tolerance: Tolerance,
         dtype: str = "",
+        *,
+        generated: bool = True,
     ) -> None:
         self._tolerance = tolerance
         self._dtype = dtype
         self._taps = {tap.site: (i, tap) for i, tap in enumerate(taps)}
         self._step = step
+        self._generated = generated
         self._found = found
-        self._mask = inputs.get("attention_mask")
-        self._ids = inputs.get("input_ids")
+        self._mask = of_tokens(inputs, "attention_mask")
+        self._ids = of_tokens(inputs, "input_ids")
         self._length = 0 if self._ids is None else self._ids.shape[1]
         self.engine: dict[str, torch.Tensor] = {}
         self._delivered: set[str] = set()
@@ -104,9 +108,9 @@ class Comparer:
 
     def _with_perplexity(self, found: LogitsMetrics, actual: torch.Tensor, expected: torch.Tensor) -> LogitsMetrics:
         """Add the perplexity of the prompt on both sides, where both computed the logits of all its tokens."""
-        if self._step or self._ids is None or self._mask is None or self._mask.shape != self._ids.shape:
+        if self._step or not self._generated or self._ids is None or self._mask is None:
             return found
-        if not actual.shape[:2] == expected.shape[:2] == self._ids.shape:
+        if self._mask.shape != self._ids.shape or not actual.shape[:2] == expected.shape[:2] == self._ids.shape:
             return found
         ours, theirs = perplexities(actual, expected, next_tokens(self._ids, self._mask))
         return replace(found, perplexity_actual=ours, perplexity_expected=theirs)
@@ -147,6 +151,12 @@ class Comparer:
         if tap.dtype in INTEGERS:  # a dump may hold ids as floats
             rtol, atol = rtol or 0.0, atol or 0.0
         return measure(actual, expected, axes=tap.axes, valid=valid, rtol=rtol, atol=atol)
+
+
+def of_tokens(inputs: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None:
+    """Return an input [batch, tokens]; None where there is none, or a model gives the name to something else."""
+    found = inputs.get(name)
+    return found if found is not None and found.dim() == 2 else None
 
 
 def last_logits(logits: torch.Tensor) -> torch.Tensor:

@@ -135,7 +135,7 @@ def run_step(
 ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
     """Run one step on every side and add what it shows to ``found``; return both sides' final outputs."""
     engine = sides.engine
-    comparer = Comparer(engine.taps, step, reference_inputs, found, tolerance, engine.info.dtype)
+    comparer = Comparer(engine.taps, step, reference_inputs, found, tolerance, engine.info.dtype, generated=generated)
     ours = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
     if sides.localizer is not None:
         sides.localizer.take(step, engine_inputs, comparer.engine)

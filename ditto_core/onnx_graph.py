@@ -67,10 +67,10 @@ def symbol_names(inputs: Iterable[Any], dimensions: Mapping[str, Mapping[int, st
     """Map the exporter's symbols (``s15``, ``s15 + s70``) to names, from the inputs whose dimensions are known."""
     names: dict[str, str] = {}
     for value in inputs:
-        for i, name in dimensions.get(value.name, {}).items():
-            symbol = value.type.tensor_type.shape.dim[i].dim_param
-            if symbol:
-                names.setdefault(symbol, name)
+        known = dimensions.get(value.name, {})
+        for i, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.dim_param and i in known:
+                names.setdefault(dim.dim_param, known[i])
     lengths = [symbol for symbol, name in names.items() if name == "length"]
     pasts = [symbol for symbol, name in names.items() if name == "past"]
     sums = {" + ".join(pair) for p in pasts for n in lengths for pair in ((p, n), (n, p))}

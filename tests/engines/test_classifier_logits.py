@@ -86,3 +86,55 @@ def test_a_quantized_engine_that_nothing_judges_does_not_pass(workspace):
         "logits": "an int8 engine is judged by its logits, which there are none of: give a tolerance by site"
     }
     assert Pair(workspace, spec, PairOptions(tolerance=Tolerance.of({"**": 0.1}))).run()
+
+
+class Embedder(torch.nn.Module):
+    """``logits`` of what a mask leaves of token ids, each of any shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(16, 8)
+        self.score = torch.nn.Linear(8, CLASSES)
+
+    def forward(self, input_ids, attention_mask):
+        return {"logits": self.score(self.table(input_ids) * attention_mask)}
+
+
+def embedder(ids, mask):
+    torch.manual_seed(0)
+    return Embedder(), {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+def flat():
+    return embedder([3, 4, 5], 1.0)
+
+
+def packed():
+    return embedder([3, 4, 5], [[1.0], [0.0], [1.0]])
+
+
+def deep_mask():
+    return embedder([[3, 4], [5, 6]], [[[[1.0], [0.0]]]])
+
+
+@pytest.mark.parametrize("factory", [flat, packed, deep_mask])
+def test_ids_and_masks_of_any_shape_are_inputs_like_others(workspace, factory):
+    run = Pair(workspace, EngineSpec.of(factory)).run()
+    assert run
+    assert {result.site for result in run} >= {"table", "score"}
+
+
+def bert_classifier():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForSequenceClassification(BertConfig(vocab_size=32, num_labels=4, **sizes))
+    return model, {"input_ids": torch.tensor([[1, 2, 3, 4]]), "attention_mask": torch.tensor([[1, 1, 1, 1]])}
+
+
+def test_a_classifier_of_as_many_classes_as_tokens_has_no_perplexity(workspace):
+    run = Pair(workspace, EngineSpec.of(bert_classifier)).run()
+    assert run
+    (found,) = run.logits
+    assert (found.positions, found.perplexity_actual) == (1, None)

@@ -12,7 +12,7 @@ import torch
 from ditto_core.backends.eager import HIGHER
 from ditto_core.compare.metrics import Metrics, measure
 from ditto_core.compare.result import number, parse
-from ditto_core.compare.tolerance import EPSILON
+from ditto_core.compare.tolerance import EPSILON, widened
 from ditto_core.comparer import as_masks, is_mask
 from ditto_core.generate import valid_elements
 from ditto_core.localize.kernels import CoarseKernels
@@ -170,10 +170,11 @@ class Localizer:
         measured = floors.get(tap.site, 0.0)
         # An overflow of eager itself in the engine's dtype is no licence for the engine.
         floor = max(measured if measured < 1 else 0.0, SMALLEST * EPSILON[self.dtype])
-        result = LocalResult(step, tap.site, self._order[tap.site], metrics, floor, self.factor * floor)
+        factor = widened(self.factor, metrics.count)
+        result = LocalResult(step, tap.site, self._order[tap.site], metrics, floor, factor * floor)
         if self._kernels is None or not result.flagged:
             return result
-        why = self._kernels.explain(step, tap.site, metrics.rel_l2, floor, self.factor)
+        why = self._kernels.explain(step, tap.site, metrics.rel_l2, floor, factor)
         return replace(result, explained=why)
 
     def _capture(

@@ -35,8 +35,8 @@ TAPS = tuple(
 
 
 def measured(error: float) -> Any:
-    """Metrics of [1, 1] against [1 + error, 1 + error]: rel_l2 is ``error``."""
-    return measure(torch.full((2,), 1 + error, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    """Metrics of 64 times 1 + error against 1: rel_l2 is ``error``."""
+    return measure(torch.full((64,), 1 + error, dtype=torch.float64), torch.ones(64, dtype=torch.float64))
 
 
 def compared(errors: dict[tuple[int, str], float], steps: int = 2, **fields: Any) -> Comparison:

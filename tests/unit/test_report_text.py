@@ -57,7 +57,7 @@ def test_the_message_has_at_most_ten_lines_whatever_is_in_it():
 def test_what_is_not_finite_is_counted_and_placed():
     found = lines(compared({(0, HEAD): math.nan}))
     assert found[0] == "engine diverges at lm_head, step 0: rel_l2 inf > 4.0e-03 (4 x noise floor 1.0e-03)"
-    assert found[2] == "  not finite: engine 2 NaN and 0 Inf, reference 0 NaN and 0 Inf of 2, first at [0] (actual)"
+    assert found[2] == "  not finite: engine 64 NaN and 0 Inf, reference 0 NaN and 0 Inf of 64, first at [0] (actual)"
 
 
 def test_missing_sites_and_empty_comparisons_have_headlines_of_their_own():

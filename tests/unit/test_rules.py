@@ -23,7 +23,7 @@ INFO = SessionInfo("hand made", "none", "float16")
 
 def off_by(error):
     """Metrics whose rel-L2 is ``error``: 1 + error against 1 in float64."""
-    return measure(torch.full((4,), 1 + error, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+    return measure(torch.full((64,), 1 + error, dtype=torch.float64), torch.ones(64, dtype=torch.float64))
 
 
 def comparison(errors, tolerance=None, info=INFO, floor=1e-3):

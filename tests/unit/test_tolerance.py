@@ -11,7 +11,7 @@ from ditto_core.compare.tolerance import FACTOR, Tolerance, by_rule
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, WITHIN, Verdict, decide
 from ditto_core.errors import UsageError
 
-OFF_BY_A_TENTH = measure(torch.tensor([1.1, 1.1], dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+OFF_BY_A_TENTH = measure(torch.full((64,), 1.1, dtype=torch.float64), torch.ones(64, dtype=torch.float64))
 
 
 def judged(tolerance: Tolerance, floor: float | None = None, sites=("a.b",), step=0, dtype="float32") -> Verdict:
@@ -27,6 +27,14 @@ def test_the_floor_decides_and_the_verdict_says_so():
 def test_a_floor_is_never_taken_below_half_an_epsilon(dtype, epsilon):
     verdict = judged(Tolerance(factor=1), floor=0.0, dtype=dtype)
     assert verdict.bound == epsilon / 2
+
+
+@pytest.mark.parametrize(("count", "multiple"), [(1, "16"), (2, "10"), (4, "7"), (16, "4.75"), (31, "4.39")])
+def test_a_few_elements_are_given_more(count, multiple):
+    found = measure(torch.full((count,), 1.1, dtype=torch.float64), torch.ones(count, dtype=torch.float64))
+    verdict = Tolerance().judge(("a",), 0, found, "float32", 0.01)
+    assert verdict.rule == f"{multiple} x noise floor 1.0e-02 of {count} elements"
+    assert verdict.bound == pytest.approx(0.01 * 4 * (count + 3) / count)
 
 
 def test_without_a_floor_the_table_decides():

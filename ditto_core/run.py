@@ -71,7 +71,7 @@ def load_tokenizer(location: str, prompts: Sequence[Prompt]) -> Any:
     """Load the tokenizer of a model directory or Hub id; None when no prompt is text and there is none."""
     from transformers import AutoTokenizer
 
-    from ditto_core.models import knows_words
+    from ditto_core.checkpoint import knows_words
 
     path = Path(location)
     gguf = sorted(path.glob("*.gguf")) if path.is_dir() else []

@@ -20,8 +20,9 @@ from ditto_core.spec import EngineSpec, ModelSource
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ditto_core.checkpoint import Language
     from ditto_core.export import Export
-    from ditto_core.models import Language, LoadedModel
+    from ditto_core.models import LoadedModel
     from ditto_core.sites import Tap
 
 ARTIFACTS_VARIABLE = "DEBUG_ARTIFACTS_DIR"
@@ -65,7 +66,7 @@ class Workspace:
 
     def language(self, source: ModelSource) -> Language:
         """Return what makes text a model's tokens; of a model on disk, without loading it."""
-        from ditto_core.models import Language, load_language, locate, vocab_size
+        from ditto_core.checkpoint import Language, load_language, locate, vocab_size
 
         loaded = next((model for key, model in self._models.items() if key[0] == source), None)
         if loaded is None and source.factory is None:
@@ -75,7 +76,7 @@ class Workspace:
 
     def digest(self, source: ModelSource) -> str:
         """Return the digest of a source's content: weight files and configuration, or a module's tensors and code."""
-        from ditto_core.models import IDENTITY_FILES, locate
+        from ditto_core.checkpoint import IDENTITY_FILES, locate
 
         if source not in self._digests:
             if source.factory is not None:
@@ -173,7 +174,7 @@ class Workspace:
         return self.cache.state("floors") / f"{key}.json"
 
     def _dequantized(self, source: ModelSource) -> ModelSource:
-        from ditto_core.models import is_gguf, locate
+        from ditto_core.checkpoint import is_gguf, locate
 
         if source.factory is not None or not is_gguf(locate(source)):
             return source

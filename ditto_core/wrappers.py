@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from ditto_core import models
+from ditto_core import checkpoint
 from ditto_core.recording import Recorder
 from ditto_core.sites import Tap
 
@@ -186,7 +186,7 @@ def kv_geometry(module: nn.Module) -> list[tuple[int, int]]:
 
 def vocab_size(module: nn.Module) -> int:
     """Return the vocabulary's size, or 0 for a model without one."""
-    return models.vocab_size(getattr(module, "config", None))
+    return checkpoint.vocab_size(getattr(module, "config", None))
 
 
 def class_name(module: nn.Module) -> str:

@@ -13,11 +13,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ditto_core.checkpoint import Language
 from ditto_core.errors import RunError, UsageError
 from ditto_core.executor import local_processes
 from ditto_core.gates import Baseline, Sample, Shard, Suite, merge, run_gate
 from ditto_core.gates.scoring import Scorer
-from ditto_core.models import Language, tiny_decoder
+from ditto_core.models import tiny_decoder
 from ditto_core.spec import EngineSpec
 from ditto_core.workspace import Workspace
 from tests.gate_suites import int8_gate, tiny_gate, tiny_suite

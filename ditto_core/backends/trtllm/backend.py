@@ -96,7 +96,8 @@ def model_directory(spec: EngineSpec, directory: Path) -> str:
 
     TensorRT-LLM also takes a module in memory, but not in 0.12 and 0.13, and later only with its converter off.
     """
-    from ditto_core.models import is_gguf, load_model, locate
+    from ditto_core.checkpoint import is_gguf, locate
+    from ditto_core.models import load_model
 
     if spec.model.factory is None:
         found = locate(spec.model)

@@ -1,0 +1,102 @@
+"""A model's files: where a source has them (Hub id, directory, GGUF file), and what they tell without their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.errors import ModelError, nearest
+
+if TYPE_CHECKING:
+    from ditto_core.spec import ModelSource
+
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
+IDENTITY_FILES = (*WEIGHT_FILES, "config.json", "*.index.json", "*.py")
+
+
+def locate(source: ModelSource) -> Path:
+    """Return the local directory of a source; a Hub id is looked up in the local Hub cache, then downloaded."""
+    path = Path(source.location).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return path.parent
+    if path.is_dir():
+        if not any(list(path.glob(pattern)) for pattern in WEIGHT_FILES):
+            raise ModelError(f"model directory {source.location!r} holds no weights ({', '.join(WEIGHT_FILES)})")
+        return path
+    if path.is_absolute() or source.location.startswith(("./", "../", "~")) or source.location.count("/") > 1:
+        raise ModelError(f"model {source.location!r} is not there{near_path(path)}")
+    return download(source)
+
+
+def download(source: ModelSource) -> Path:
+    """Return the snapshot directory of a Hub id."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*.py", "*.jinja"]
+    options: dict[str, Any] = {"revision": source.revision or None, "allow_patterns": patterns}
+    try:
+        return Path(snapshot_download(source.location, local_files_only=True, **options))
+    except (LocalEntryNotFoundError, HFValidationError):
+        pass
+    try:
+        return Path(snapshot_download(source.location, **options))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"model {source.location!r} is neither a local directory nor a Hub id that can be reached "
+            f"({type(error).__name__})"
+        ) from error
+
+
+def near_path(path: Path) -> str:
+    """Suggest a sibling of a path that does not exist."""
+    parent = path.parent
+    return nearest(path.name, [p.name for p in parent.iterdir()]) if parent.is_dir() else ""
+
+
+def is_gguf(directory: Path) -> bool:
+    """Tell whether a model directory has its weights in GGUF form only."""
+    return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
+
+
+@dataclass(frozen=True)
+class Language:
+    """What makes text a model's tokens: its tokenizer (None: it has none), and the vocabulary's size (0: not known)."""
+
+    tokenizer: Any
+    vocab_size: int
+
+
+def load_language(directory: Path, trust_remote_code: bool = False) -> Language:
+    """Read tokenizer and configuration and no weights. Raises :class:`ModelError` when there is no configuration."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{directory} has no configuration that transformers reads: {error}") from error
+    return Language(load_tokenizer(directory), vocab_size(config))
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """Return the tokenizer in a directory, or None when there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError, KeyError):
+        return None
+    return tokenizer if knows_words(tokenizer) else None
+
+
+def knows_words(tokenizer: Any) -> bool:
+    """Tell a tokenizer from the empty one that transformers makes of a configuration with no tokenizer beside it."""
+    return len(tokenizer) > len(tokenizer.all_special_tokens)
+
+
+def vocab_size(config: Any) -> int:
+    """Return the vocabulary's size of a model's configuration, 0 where it has none."""
+    if config is not None and hasattr(config, "get_text_config"):
+        config = config.get_text_config(decoder=True)
+    return int(getattr(config, "vocab_size", 0))

@@ -91,8 +91,8 @@ class Comparer:
         covered = {tap.value for _, tap in self._taps.values()}
         for i, (name, actual) in enumerate(ours.items()):
             if name in theirs and name not in covered:
-                of_tokens = name == "logits" and actual.ndim == 3
-                axes = ("batch", "length", "") if of_tokens else ("batch",) + ("",) * (actual.ndim - 1)
+                by_token = name == "logits" and actual.ndim == 3
+                axes = ("batch", "length", "") if by_token else ("batch",) + ("",) * (actual.ndim - 1)
                 order = len(self._taps) + i
                 self._compare(order, Tap(name, name, axes=axes), actual, theirs[name], self.noisy_outputs.get(name))
         if "logits" in ours and "logits" in theirs and ours["logits"].dim() in (2, 3):

@@ -39,7 +39,7 @@ def encode(
 
     Raises :class:`UsageError` for an empty prompt, text without a tokenizer, or an id outside the vocabulary.
     """
-    given = prompts if isinstance(prompts, str) else [plain(row) for row in prompts]
+    given = prompts if isinstance(prompts, str) else [as_numbers(row) for row in prompts]
     rows: list[Any] = [given] if is_single(given) else list(given)
     if not rows:
         raise UsageError("no prompt given, expected at least one")
@@ -59,7 +59,7 @@ def is_single(prompts: Any) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(p, int) for p in prompts))
 
 
-def plain(row: Any) -> Any:
+def as_numbers(row: Any) -> Any:
     """Return a tensor, an array or a number of numpy as plain numbers, anything else as it is."""
     return row.tolist() if hasattr(row, "tolist") else row
 

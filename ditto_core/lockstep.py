@@ -12,11 +12,11 @@ import torch
 
 from ditto_core.backends.base import Session, TapSink
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.judging import judge
+from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import Flip
-from ditto_core.compare.tolerance import QUANTIZED, Tolerance
+from ditto_core.compare.tolerance import Tolerance
 from ditto_core.comparer import Comparer, Findings
 from ditto_core.floor import Floor
 from ditto_core.generate import Sequencer, TokenBatch, greedy
@@ -209,9 +209,6 @@ def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[
     taps = sides.engine.taps
     info = sides.engine.info
     results = judge(found.results, tolerance, taps, info)
-    if info.dtype in QUANTIZED and not found.logits and all(math.isinf(r.verdict.bound) for r in results):
-        why = f"an {info.dtype} engine is judged by its logits, which there are none of: give a tolerance by site"
-        found.missing.setdefault("logits", why)
     return Comparison(
         engine=info,
         reference=sides.reference.info,
@@ -220,7 +217,7 @@ def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[
         tokens=tokens,
         logits=tuple(found.logits),
         observer=found.observer,
-        missing=found.missing,
+        missing=unjudged(info.dtype, results, found.logits) | found.missing,
         taps=taps,
         notes=(*found.notes, *tolerance.idle(r.step for r in results)),
     )

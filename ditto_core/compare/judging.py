@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -50,6 +50,13 @@ def judge_logits(
             yield rules[metric].decide(value)
         elif metric in table:
             yield decide(metric, value, table[metric], f"table for {dtype}")
+
+
+def unjudged(dtype: str, results: Iterable[SiteResult], logits: Collection[LogitsMetrics]) -> dict[str, str]:
+    """Return what is missing for a verdict on a quantized engine, by site: its logits, where no rule judges a site."""
+    if dtype not in QUANTIZED or len(logits) or any(math.isfinite(r.verdict.bound) for r in results):
+        return {}
+    return {"logits": f"an {dtype} engine is judged by its logits, which there are none of: give a tolerance by site"}
 
 
 def usual_floors(results: Iterable[SiteResult]) -> Mapping[tuple[str, bool], float]:

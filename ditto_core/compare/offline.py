@@ -11,7 +11,7 @@ from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.dumps import DumpPairs, Pair
 from ditto_core.compare.findings import find
-from ditto_core.compare.judging import judge
+from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
@@ -60,8 +60,6 @@ def compare_offline(
     tolerance.check(found.dtypes, ["logits", *called] if found.logits else [])
     if known not in EPSILON and known not in QUANTIZED:
         known = engine_dtype(found.dtypes.values())
-    if known in QUANTIZED and not found.logits:
-        found.missing.setdefault("logits", f"an {known} engine is judged by its logits, which these dumps do not hold")
     taps = tuple(
         Tap(name, "logits" if name in called else name, dtype=name_of(kind)) for name, kind in found.dtypes.items()
     )
@@ -73,7 +71,7 @@ def compare_offline(
         results=results,
         tolerance=tolerance,
         logits=tuple(found.logits.values()),
-        missing=found.missing,
+        missing=unjudged(known, results, found.logits.values()) | found.missing,
         taps=taps,
         notes=(*pairs.notes, *left_out, *tolerance.idle(r.step for r in results), *reasons(pairs, results)),
         receipt=make_receipt(),

@@ -117,7 +117,7 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     Raises ``TypeError`` for anything else.
     """
     if isinstance(value, torch.Tensor):
-        yield name or "tensor", plain(value.detach(), name)
+        yield name or "tensor", with_numbers(value.detach(), name)
     elif isinstance(value, bool | int | float):
         yield name or "tensor", torch.tensor(value)
     elif isinstance(value, Mapping | list | tuple):
@@ -128,7 +128,7 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         raise TypeError(f"entry {name!r} is of type {type(value).__name__}, expected tensors")
 
 
-def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
+def with_numbers(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Return a sparse or quantized tensor with a number an element. Raises ``TypeError`` for one without numbers."""
     if tensor.is_meta or tensor.is_nested:
         kind = "on the meta device" if tensor.is_meta else "nested"

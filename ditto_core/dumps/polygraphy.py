@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ditto_core.dumps.base import Dump, Format, Lazy, Tensors
-from ditto_core.dumps.files import from_numpy, load_pt, plain
+from ditto_core.dumps.files import from_numpy, load_pt, with_numbers
 from ditto_core.errors import TraceError, UsageError
 from ditto_core.trace.files import reading, replacing
 
@@ -115,7 +115,7 @@ def decode(path: Path, name: str, array: Mapping[str, str]) -> torch.Tensor:
             tensor = load_pt(io.BytesIO(base64.b64decode(array["tensor"], validate=True)), f"{path}: {name}")
             if not isinstance(tensor, torch.Tensor):
                 raise TraceError(f"{path}: {name} is of type {type(tensor).__name__}, expected a tensor")
-            return plain(tensor.detach(), name)
+            return with_numbers(tensor.detach(), name)
         data = io.BytesIO(base64.b64decode(array["array"], validate=True))
         return from_numpy(np.lib.format.read_array(data, allow_pickle=False))
 

@@ -2,9 +2,6 @@
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -391,38 +388,3 @@ def test_what_cannot_run_here_is_refused_before_it_is_built(tmp_path):
     with pytest.raises(BackendError, match="run on an NVIDIA GPU only"):
         pair.generate([5, 6, 7], max_new_tokens=1)
     assert workspace.cache.entries() == []
-
-
-def ditto(*arguments: str, columns: int = 200) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "ditto_core", *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": str(columns)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-
-
-def test_inspect_shows_what_is_in_an_engine_as_tables_and_as_json(workspace):
-    engine = workspace.build(spec_of(DECODERS["llama"]))
-    shown = ditto("inspect", str(engine.directory))
-    assert shown.returncode == 0, shown.stderr
-    for title in ("facts", "inputs", "outputs", "profiles", "taps", "layers"):
-        assert f"\n{title}" in shown.stdout
-    assert "batch, 2, past, 16" in shown.stdout
-    data = json.loads(ditto("inspect", str(engine.directory), "--json").stdout)
-    assert [t["site"] for t in data["taps"]] == [tap.site for tap in engine.taps]
-    assert data["engine"]["inputs"][0] == {"name": "input_ids", "dtype": "int64", "shape": ["batch", "length"]}
-    assert any("model.layers.0.self_attn.q_proj" in layer["modules"] for layer in data["engine"]["layers"])
-    assert data["engine"]["facts"]["tf32"] is False
-
-
-def test_inspect_of_an_onnx_runtime_engine_shows_its_nodes(workspace):
-    engine = workspace.build(EngineSpec.of(DECODERS["llama"], outputs="model.layers.*"))
-    narrow = "".join(ditto("inspect", str(engine.directory), columns=60).stdout.split())
-    assert "…" not in narrow  # nothing is cut off, such as the end of a source line
-    data = json.loads(ditto("inspect", str(engine.directory), "--json").stdout)["engine"]
-    assert {"name": "logits", "dtype": "float32", "shape": ["batch", "length", 256]} in data["outputs"]
-    assert any(layer["kind"] == "MatMul" and layer["modules"] == ["lm_head"] for layer in data["layers"])
-
-
-def test_inspect_of_a_directory_without_an_engine_exits_2(tmp_path):
-    shown = ditto("inspect", str(tmp_path))
-    assert shown.returncode == 2
-    assert "holds no engine" in shown.stderr

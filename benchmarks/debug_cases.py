@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ditto_core.onnx_graph import read_model
+from ditto_core.graphs.files import read_model
 
 FACTOR = 1.01
 WIDTH = 8

@@ -34,7 +34,8 @@ from benchmarks.smollm2_faults import LAYERS, faults  # noqa: E402
 from ditto_core.debug.evaluate import PLAIN, capture  # noqa: E402
 from ditto_core.debug.graph import Graph, constants_as_initializers  # noqa: E402
 from ditto_core.debug.oracle import Reference, distance, local_errors  # noqa: E402
-from ditto_core.debug.precision import PrecisionOptions, PrecisionSearch  # noqa: E402
+from ditto_core.debug.precision import PrecisionSearch  # noqa: E402
+from ditto_core.debug.trials import PrecisionOptions  # noqa: E402
 from ditto_core.errors import UsageError  # noqa: E402
 
 Judge = Callable[[frozenset[int]], float]
@@ -224,8 +225,8 @@ def overflow_rows(scratch: Path, done: Collection[str]) -> Iterator[list[dict[st
         return
     from ditto_core.cache import Cache
     from ditto_core.debug.iterations import IterationOptions
+    from ditto_core.engines.workspace import Workspace
     from ditto_core.spec import EngineSpec
-    from ditto_core.workspace import Workspace
     from tests.engines.overflow import one_hot_norm
 
     path = Workspace(Cache(scratch / "small")).export(EngineSpec.of(one_hot_norm, dtype="float16")).onnx_path

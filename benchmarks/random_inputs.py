@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.cache import Cache
-from ditto_core.models import tiny_decoder
-from ditto_core.options import PairOptions
-from ditto_core.pair import Pair
+from ditto_core.engines.workspace import Workspace
+from ditto_core.model.loading import tiny_decoder
+from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
-from ditto_core.workspace import Workspace
 
 
 def llama() -> Any:

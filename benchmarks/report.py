@@ -10,13 +10,13 @@ from statistics import median
 from typing import Any
 
 from ditto_core.compare.comparison import Comparison
+from ditto_core.engines.workspace import Workspace
 from ditto_core.localize import EVERYTHING
-from ditto_core.models import tiny_decoder
-from ditto_core.options import PairOptions
-from ditto_core.pair import Pair
+from ditto_core.model.loading import tiny_decoder
+from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair import Pair
 from ditto_core.report.html import write_html
 from ditto_core.spec import EngineSpec
-from ditto_core.workspace import Workspace
 from tests.browser.runs import faulty
 from tests.faults import FaultyWorkspace, weights
 

@@ -17,11 +17,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from ditto_core.cache import Cache
+from ditto_core.engines.workspace import Workspace
 from ditto_core.localize import EVERYTHING
-from ditto_core.options import PairOptions
-from ditto_core.pair import Pair
+from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
-from ditto_core.workspace import Workspace
 from tests.faults import FaultyWorkspace, cache, graph, mask, rope, weights
 
 PROMPT = "The capital of France is Paris, and the capital of Italy is"

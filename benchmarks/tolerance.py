@@ -21,10 +21,10 @@ import numpy as np
 from ditto_core.cache import Cache
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.tolerance import EPSILON
-from ditto_core.models import FAMILIES, tiny_decoder
-from ditto_core.pair import Pair, PairOptions
+from ditto_core.engines.workspace import Workspace
+from ditto_core.model.loading import FAMILIES, tiny_decoder
+from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec, ModelSource
-from ditto_core.workspace import Workspace
 
 FACTORS = (2, 3, 4, 5, 6, 8)
 

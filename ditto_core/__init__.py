@@ -8,43 +8,43 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.version import __version__
+
 if TYPE_CHECKING:
     from ditto_core.compare.assertion import assert_close as assert_close
     from ditto_core.compare.comparison import Comparison as Comparison
     from ditto_core.compare.dumps import compare_dumps as compare_dumps
     from ditto_core.compare.tolerance import Tolerance as Tolerance
-    from ditto_core.engine import Engine as Engine
+    from ditto_core.engines.engine import Engine as Engine
+    from ditto_core.engines.workspace import Workspace as Workspace
+    from ditto_core.engines.workspace import build as build
+    from ditto_core.engines.workspace import open_session as open_session
     from ditto_core.errors import DittoError as DittoError
-    from ditto_core.options import PairOptions as PairOptions
-    from ditto_core.pair import Pair as Pair
-    from ditto_core.recording import tap as tap
+    from ditto_core.model.recorder import tap as tap
+    from ditto_core.pair.options import PairOptions as PairOptions
+    from ditto_core.pair.pair import Pair as Pair
     from ditto_core.spec import EngineSpec as EngineSpec
     from ditto_core.spec import ModelSource as ModelSource
     from ditto_core.spec import ShapeProfile as ShapeProfile
     from ditto_core.trace import Trace as Trace
-    from ditto_core.workspace import Workspace as Workspace
-    from ditto_core.workspace import build as build
-    from ditto_core.workspace import open_session as open_session
-
-__version__ = "0.1.0"
 
 _PUBLIC = {
     "Comparison": "ditto_core.compare.comparison",
-    "Engine": "ditto_core.engine",
-    "Pair": "ditto_core.pair",
-    "PairOptions": "ditto_core.options",
+    "Engine": "ditto_core.engines.engine",
+    "Pair": "ditto_core.pair.pair",
+    "PairOptions": "ditto_core.pair.options",
     "Tolerance": "ditto_core.compare.tolerance",
     "Trace": "ditto_core.trace",
-    "Workspace": "ditto_core.workspace",
+    "Workspace": "ditto_core.engines.workspace",
     "assert_close": "ditto_core.compare.assertion",
-    "build": "ditto_core.workspace",
+    "build": "ditto_core.engines.workspace",
     "compare_dumps": "ditto_core.compare.dumps",
     "DittoError": "ditto_core.errors",
     "EngineSpec": "ditto_core.spec",
     "ModelSource": "ditto_core.spec",
     "ShapeProfile": "ditto_core.spec",
-    "open_session": "ditto_core.workspace",
-    "tap": "ditto_core.recording",
+    "open_session": "ditto_core.engines.workspace",
+    "tap": "ditto_core.model.recorder",
 }
 
 __all__ = [

@@ -11,14 +11,14 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.tolerance import Tolerance
+from ditto_core.engines.workspace import torch_threads
 from ditto_core.errors import BackendError, UsageError
-from ditto_core.lockstep import Sides, lockstep
-from ditto_core.whole import write_whole
-from ditto_core.workspace import torch_threads
+from ditto_core.stepping.lockstep import Sides, lockstep
+from ditto_core.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.pair import Pair
+    from ditto_core.pair.pair import Pair
 
 ROUND = 50
 """Prompts between two writes of the corpus."""
@@ -166,7 +166,7 @@ class Fuzzer:
         from hypothesis.database import DirectoryBasedExampleDatabase
         from hypothesis.errors import NoSuchExample
 
-        from pytest_ditto.strategies import token_batches
+        from ditto_core.strategies import token_batches
 
         limits, state = self._limits, self._corpus.state
         batches = token_batches(self._pair.vocab_size, max_rows=limits.rows, max_length=limits.length)
@@ -272,4 +272,4 @@ def read(path: Path, keys: Sequence[str]) -> dict[str, Any] | None:
 
 def write(path: Path, data: dict[str, Any]) -> None:
     """Write a JSON file as a whole or not at all."""
-    write_whole(path, json.dumps(data) + "\n")
+    write_atomic(path, json.dumps(data) + "\n")

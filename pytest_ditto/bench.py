@@ -14,10 +14,10 @@ from pytest_ditto.options import OPTIONS, Options
 from pytest_ditto.progress import progress_of
 
 if TYPE_CHECKING:
-    from ditto_core.options import PairOptions
-    from ditto_core.pair import Pair
+    from ditto_core.engines.workspace import Workspace
+    from ditto_core.pair.options import PairOptions
+    from ditto_core.pair.pair import Pair
     from ditto_core.spec import EngineSpec
-    from ditto_core.workspace import Workspace
 
 NAME_LENGTH = 100
 
@@ -31,7 +31,7 @@ class Bench:
 
     def pair(self, spec: EngineSpec, options: PairOptions) -> Pair:
         """Return a pair without comparisons, with the sessions of the last one where they are the same."""
-        from ditto_core.pair import Pair
+        from ditto_core.pair.pair import Pair
 
         last = self._pair
         if last is not None and last.spec == spec and last.options.same_sessions(options):
@@ -58,7 +58,7 @@ def bench_of(config: pytest.Config) -> Bench:
     """Return the run's bench; the first call makes it, and loads torch."""
     if BENCH not in config.stash:
         from ditto_core.cache import Cache
-        from ditto_core.workspace import Workspace
+        from ditto_core.engines.workspace import Workspace
 
         options = config.stash[OPTIONS]
         config.stash[BENCH] = Bench(

@@ -14,11 +14,11 @@ from pytest_ditto.marker import wanted
 from pytest_ditto.options import OPTIONS
 
 if TYPE_CHECKING:
-    from ditto_core.backends.base import Session
-    from ditto_core.options import PairOptions
-    from ditto_core.pair import Pair
+    from ditto_core.engines.workspace import Workspace
+    from ditto_core.pair.options import PairOptions
+    from ditto_core.pair.pair import Pair
+    from ditto_core.session import Session
     from ditto_core.spec import EngineSpec
-    from ditto_core.workspace import Workspace
 
 PAIR = pytest.StashKey["Pair"]()
 UNAVAILABLE = pytest.StashKey[str]()
@@ -27,7 +27,7 @@ UNAVAILABLE = pytest.StashKey[str]()
 
 @pytest.fixture(scope="session")
 def ditto_workspace(pytestconfig: pytest.Config) -> Workspace:
-    """The run's :class:`~ditto_core.workspace.Workspace`: the cache, and the models loaded from it."""
+    """The run's :class:`~ditto_core.engines.workspace.Workspace`: the cache, and the models loaded from it."""
     return bench_of(pytestconfig).workspace
 
 
@@ -38,7 +38,7 @@ def _ditto_engine_variant() -> None:
 
 @pytest.fixture
 def ditto(request: pytest.FixtureRequest, ditto_workspace: Workspace, _ditto_engine_variant: None) -> Pair:
-    """The :class:`~ditto_core.pair.Pair` that the marker ``ditto_engine`` asks for, its engine built."""
+    """The :class:`~ditto_core.pair.pair.Pair` that the marker ``ditto_engine`` asks for, its engine built."""
     item, options = request.node, request.config.stash[OPTIONS]
     asked = wanted(item)
     require(item, asked.spec, asked.options, must=options.require_backends)
@@ -69,7 +69,7 @@ def ditto_reference(ditto: Pair) -> Session:
 
 def require(item: pytest.Item, spec: EngineSpec, options: PairOptions, *, must: bool) -> None:
     """Skip the test when its engine's or its reference's backend cannot be used here; refuse it when it ``must``."""
-    from ditto_core.reference import named_backend
+    from ditto_core.pair.reference import named_backend
 
     specs = filter(None, (spec, named_backend(spec, options.reference)))
     reason = next(filter(None, map(unavailable, specs)), "")

@@ -19,9 +19,9 @@ from pytest_ditto.marker import wanted
 from pytest_ditto.options import OPTIONS
 
 if TYPE_CHECKING:
+    from ditto_core.engines.workspace import Workspace
     from ditto_core.gates import Gate, GateResult
     from ditto_core.gates.settings import GateSettings
-    from ditto_core.workspace import Workspace
 
 MARKER = "ditto_gate"
 SIGNATURE = (
@@ -59,11 +59,11 @@ def ditto_gate(
 
     Of several shards, all but the last to finish skip their test.
     """
-    from ditto_core.executor import local_processes
+    from ditto_core.engines.workers import local_processes
     from ditto_core.gates.gate import run_gate
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.text import plan
-    from ditto_core.trace.files import check_writable
+    from ditto_core.system.files import check_writable
 
     item, arguments = request.node, arguments_of(request.node)
     settings, shard = settings_of(item, arguments), Shard.parse(_ditto_gate_shard)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ditto_core.gpus import pin_gpu
+from ditto_core.system.gpus import pin_gpu
 from pytest_ditto import bench, examples, gate, marker, options, reporting, reports
 from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
 from pytest_ditto.gate import _ditto_gate_shard, ditto_gate

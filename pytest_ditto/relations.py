@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ditto_core.pair import Pair
+    from ditto_core.pair.pair import Pair
     from ditto_core.relations import Relations
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import Metrics, measure
@@ -16,6 +15,7 @@ from ditto_core.compare.result import ObserverEffect, SiteResult, TokenResult
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import WITHIN, Verdict
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 
 FLOOR = 1e-6

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ditto_core.cache import Cache
-from ditto_core.workspace import Workspace
+from ditto_core.engines.workspace import Workspace
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,11 @@ def standin(request, tmp_path_factory, monkeypatch):
     standin_trtllm.forget()
     monkeypatch.syspath_prepend(str(folder))
     found = base.get_backend
-    monkeypatch.setattr("ditto_core.engine.get_backend", lambda n: TrtllmBackend() if n == "trtllm" else found(n))
-    monkeypatch.setattr("ditto_core.workspace.get_backend", lambda n: TrtllmBackend() if n == "trtllm" else found(n))
+    monkeypatch.setattr(
+        "ditto_core.engines.engine.get_backend", lambda n: TrtllmBackend() if n == "trtllm" else found(n)
+    )
+    monkeypatch.setattr(
+        "ditto_core.engines.workspace.get_backend", lambda n: TrtllmBackend() if n == "trtllm" else found(n)
+    )
     yield standin_trtllm
     standin_trtllm.forget()

@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ditto_core.backends.onnxruntime import OnnxRuntimeSession
-from ditto_core.engine import Engine
+from ditto_core.engines.engine import Engine
 
 Edit = Callable[[onnx.ModelProto], None]
 MASK = "model.layers.0:in.attention_mask"

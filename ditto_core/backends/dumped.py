@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ditto_core.backends.base import SessionInfo, TapSink
+from ditto_core.backends.packing import new_tokens, to_rows
 from ditto_core.backends.recorded import differs
 from ditto_core.dumps import Dump, open_dump
 from ditto_core.dumps.namemap import Entry, NameMap, check_rules
 from ditto_core.errors import RunError, TraceError
-from ditto_core.layout import new_tokens, to_rows
+from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 
 LOGITS = "logits"

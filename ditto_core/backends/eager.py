@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ditto_core.backends.base import SessionInfo, TapSink
 from ditto_core.errors import RunError
-from ditto_core.exact import exact_float32
-from ditto_core.models import LoadedModel, cast_module
-from ditto_core.recording import Recorder
+from ditto_core.model.loading import LoadedModel, cast_module
+from ditto_core.model.recorder import Recorder
+from ditto_core.model.wrappers import cache_argument, named_outputs
+from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
-from ditto_core.wrappers import cache_argument, named_outputs
+from ditto_core.system.ieee import exact_float32
 
 HIGHER = {"float16": "float32", "bfloat16": "float32", "float32": "float64", "float64": "float64"}
 

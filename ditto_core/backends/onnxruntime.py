@@ -10,16 +10,9 @@ from typing import Any
 
 import torch
 
-from ditto_core.backends.base import (
-    BuildReport,
-    BuildRequest,
-    EngineLayer,
-    EngineTensor,
-    Inspection,
-    SessionInfo,
-    TapSink,
-)
+from ditto_core.backends.base import BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, nearest
+from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
@@ -69,7 +62,7 @@ class OnnxRuntimeBackend:
         import onnx
 
         from ditto_core.cache import link_or_copy
-        from ditto_core.onnx_graph import add_outputs, read_graph
+        from ditto_core.graphs.files import add_outputs, read_graph
 
         model = read_graph(request.onnx_path)
         add_outputs(model, [tap.value for tap in request.taps])
@@ -85,7 +78,7 @@ class OnnxRuntimeBackend:
 
     def inspect(self, directory: Path) -> Inspection:
         """Describe the ONNX file: its nodes are the layers, as they are before ONNX Runtime optimizes them."""
-        from ditto_core.onnx_nodes import Graph
+        from ditto_core.graphs.nodes import Graph
 
         graph = Graph.read(directory / ENGINE_FILE)
         tensors = {name: EngineTensor(name, graph.dtypes[name], shape) for name, shape in graph.shapes.items()}

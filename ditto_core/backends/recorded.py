@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from ditto_core.backends.base import SessionInfo, TapSink
 from ditto_core.errors import RunError
+from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.trace import Trace
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ditto_core
-from ditto_core.fingerprint import fingerprint, hash_file
+from ditto_core.system.fingerprint import fingerprint, hash_file
+from ditto_core.version import __version__
 
 MANIFEST = "entry.json"
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
@@ -85,7 +85,7 @@ def write_manifest(path: Path, kind: str, key: str, describe: Mapping[str, Any])
     for file in _files(path):
         files[file.relative_to(path).as_posix()] = {"sha256": hash_file(file), "size": file.stat().st_size}
         sync(file)
-    versions = {"ditto_core": ditto_core.__version__, "python": platform.python_version()}
+    versions = {"ditto_core": __version__, "python": platform.python_version()}
     body = {"kind": kind, "key": key, "created": time.time(), "describe": dict(describe), "files": files}
     body = json.loads(json.dumps({**body, "versions": versions}, default=str))
     (path / MANIFEST).write_text(json.dumps({**body, "digest": fingerprint(body)}, indent=1) + "\n")

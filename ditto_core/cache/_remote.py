@@ -16,7 +16,7 @@ from typing import Any
 
 from ditto_core.cache._entry import MANIFEST, parse_manifest
 from ditto_core.errors import CacheError
-from ditto_core.fingerprint import hash_file
+from ditto_core.system.fingerprint import hash_file
 
 OBJECTS = "objects"
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss"}

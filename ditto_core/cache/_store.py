@@ -35,7 +35,7 @@ from ditto_core.cache._entry import (
 from ditto_core.cache._remote import DamagedRemote, Remote
 from ditto_core.cache._root import ENVIRONMENT, default_root, is_url
 from ditto_core.errors import CacheError
-from ditto_core.fingerprint import DigestMemo
+from ditto_core.system.fingerprint import DigestMemo
 
 LOCKS, DIGESTS, STATE = "locks", "digests", "state"
 UNWRITABLE = {

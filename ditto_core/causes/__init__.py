@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ditto_core.causes import activation, attention, cache, embedding, generic, linear, mask, norm, rope, runs
-from ditto_core.causes.base import Cause, Evidence, Rule, name_of, signed
+from ditto_core.causes.base import Evidence, Rule, name_of, signed
 from ditto_core.causes.kinds import KINDS, Kind
+from ditto_core.compare.blame import Cause
 
 FAMILIES: tuple[Rule, ...] = (
     embedding.embedding,

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from ditto_core.causes.base import Cause, Evidence
+from ditto_core.causes.base import Evidence
+from ditto_core.compare.blame import Cause
 
 
 def tanh_gelu(x: torch.Tensor) -> torch.Tensor:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ditto_core.causes.base import Cause, Evidence, first_cause
+from ditto_core.causes.base import Evidence, first_cause
 from ditto_core.causes.linear import slope
 from ditto_core.causes.norm import LARGEST_HALF
+from ditto_core.compare.blame import Cause
 
 
 def attention(evidence: Evidence) -> Cause | None:

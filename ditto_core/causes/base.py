@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from ditto_core.compare.blame import Blame, Cause
 
 if TYPE_CHECKING:
     import torch
@@ -12,41 +14,11 @@ if TYPE_CHECKING:
 
     from ditto_core.causes.kinds import Kind
     from ditto_core.compare.metrics import Metrics
-    from ditto_core.localize.result import Blame
     from ditto_core.sites import Tap
 
 
 LEFT = 0.1
 """Share of the error that a candidate may leave."""
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A named kind of fault: ``confidence`` 0 to 1, the evidence as lines for people, and what to do next.
-
-    ``kind`` is one of :data:`ditto_core.causes.KINDS`. ``fault`` is False for what explains a difference without
-    anything being wrong: a near tie, rounding by shape. ``rule`` is the rule that found it, ``family.name``.
-    """
-
-    kind: str
-    site: str
-    confidence: float
-    evidence: tuple[str, ...]
-    next_step: str
-    fault: bool = True
-    rule: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} at {self.site}: {self.evidence[0]}" if self.evidence else f"{self.kind} at {self.site}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Cause:
-        """Inverse of :meth:`to_json`."""
-        return cls(**{**data, "evidence": tuple(data["evidence"])})
 
 
 @dataclass(frozen=True)

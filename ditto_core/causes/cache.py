@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ditto_core.causes.base import Cause, Evidence, first_cause
+from ditto_core.causes.base import Evidence, first_cause
 from ditto_core.causes.generic import NARROWER
 from ditto_core.causes.heads import states
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import slope
+from ditto_core.compare.blame import Cause
 
 MOST_CODES = 256
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ditto_core.causes.base import Cause, Evidence, first_cause
+from ditto_core.causes.base import Evidence, first_cause
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import rows, slope
 from ditto_core.causes.rounding import integers, on_grid
+from ditto_core.compare.blame import Cause
 
 PIECE = 1 << 22
 """Elements of a table that are held in float64 at a time: a vocabulary of 256k rows would take gigabytes."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ditto_core.causes.base import Cause, Evidence
+from ditto_core.causes.base import Evidence
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import slope
+from ditto_core.compare.blame import Cause
 
 NARROWER = {
     "float32": ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ditto_core.causes.base import Cause, Evidence
+from ditto_core.causes.base import Evidence
+from ditto_core.compare.blame import Cause
 
 
 def states(evidence: Evidence) -> torch.Tensor | None:

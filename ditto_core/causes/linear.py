@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.base import Evidence, first_cause, parameter
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.rounding import QUANTIZERS, narrow_sums, round_bits
+from ditto_core.compare.blame import Cause
 
 LARGEST_PERMUTATION = 8192
 """Output channels up to which a permutation is searched (memory grows with the square)."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ditto_core.causes.attention import capped, core, scaling, scores
-from ditto_core.causes.base import Cause, Evidence, signed
+from ditto_core.causes.base import Evidence, signed
 from ditto_core.causes.kinds import Kind
+from ditto_core.compare.blame import Cause
 
 Found = tuple[Kind, str] | None
 """A kind of cause and the line that says what was seen."""

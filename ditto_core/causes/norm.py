@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.base import Evidence, first_cause, parameter
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import rows, slope
+from ditto_core.compare.blame import Cause
 
 LARGEST_HALF = 65504.0
 

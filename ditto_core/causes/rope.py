@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from ditto_core.causes.base import Cause, Evidence, first_cause, parameter
+from ditto_core.causes.base import Evidence, first_cause, parameter
 from ditto_core.causes.heads import broadcast_heads, states
 from ditto_core.causes.kinds import Kind
+from ditto_core.compare.blame import Cause
 
 FARTHEST = 64
 """Offset of the positions up to which it is searched."""

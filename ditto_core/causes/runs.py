@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ditto_core.causes.base import Cause, signed
+from ditto_core.causes.base import signed
+from ditto_core.compare.blame import Cause
 
 if TYPE_CHECKING:
+    from ditto_core.compare.blame import Blame
     from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.result import SiteResult
-    from ditto_core.localize.result import Blame
 
 
 def run_causes(comparison: Comparison | None, blamed: Sequence[Blame]) -> tuple[Cause, ...]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ditto_core.cache import ENVIRONMENT, Cache, Entry, default_root
-from ditto_core.units import format_age, format_size, parse_age, parse_size
+from ditto_core.system.sizes import format_age, format_size, parse_age, parse_size
 
 app = typer.Typer(no_args_is_help=True, help="List, verify and prune the engine cache.")
 

@@ -37,9 +37,9 @@ def command(
     from ditto_core.cli import screen
     from ditto_core.cli.build import outputs
     from ditto_core.compare.rules import load_tolerance, write_rules
-    from ditto_core.executor import executor_of
+    from ditto_core.engines.workers import executor_of
     from ditto_core.gates.calibration import Calibration, calibrate_suite
-    from ditto_core.trace.files import check_writable
+    from ditto_core.system.files import check_writable
 
     gate, execute = shared.settings_of(context).gate(), executor_of(jobs, cluster)
     check_writable(output)

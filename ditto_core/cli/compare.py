@@ -80,7 +80,7 @@ def command(
 
 def show(found: Comparison, verbose: bool) -> None:
     """Print the notes, the table, and why the comparison failed."""
-    from ditto_core.report.text import ROWS, failure_message, table
+    from ditto_core.compare.text import ROWS, failure_message, table
 
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)

@@ -11,7 +11,7 @@ import typer
 from ditto_core.cli import debug_options as shared
 from ditto_core.cli.gate_options import Cluster, Jobs
 from ditto_core.errors import UsageError
-from ditto_core.whole import write_whole
+from ditto_core.system.atomic import write_atomic
 
 app = typer.Typer(no_args_is_help=True, help="Reduce, bisect and repeat failing builds.")
 
@@ -100,10 +100,10 @@ def precision(
     """Find operators that must stay in float32. The model is written with casts around them."""
     from ditto_core.debug.graph import Graph
     from ditto_core.debug.oracle import Reference
-    from ditto_core.debug.precision import PrecisionOptions, find_precision
-    from ditto_core.debug.trials import Elsewhere
-    from ditto_core.executor import executor_of, kept_open
-    from ditto_core.workspace import Workspace
+    from ditto_core.debug.precision import find_precision
+    from ditto_core.debug.trials import Elsewhere, PrecisionOptions
+    from ditto_core.engines.workers import executor_of, kept_open
+    from ditto_core.engines.workspace import Workspace
 
     shared.check_output(context)
     feed = shared.feed_of(context, Graph.load(model))
@@ -228,4 +228,4 @@ def write_json(path: Path | None, data: dict[str, Any]) -> None:
     """Write a result where the user wants it; folders above it are made, as for the model."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(data, indent=1, default=str) + "\n")
+        write_atomic(path, json.dumps(data, indent=1, default=str) + "\n")

@@ -12,7 +12,7 @@ from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
     from ditto_core.fuzz import Failure, Limits, Outcome
-    from ditto_core.pair import Pair
+    from ditto_core.pair.pair import Pair
 
 
 def command(
@@ -38,10 +38,10 @@ def command(
     from ditto_core.cli import screen
     from ditto_core.cli.run import parse_ids
     from ditto_core.fuzz import Limits, check_hypothesis
-    from ditto_core.options import PairOptions
-    from ditto_core.pair import Pair
+    from ditto_core.pair.options import PairOptions
+    from ditto_core.pair.pair import Pair
     from ditto_core.spec import ALL_SITES, EngineSpec
-    from ditto_core.units import parse_age
+    from ditto_core.system.sizes import parse_age
 
     check_hypothesis()
     seconds = parse_age(deadline)
@@ -94,8 +94,8 @@ def check_limits(pair: Pair, limits: Limits) -> None:
 
 def replay(pair: Pair, rows: list[list[int]], steps: int) -> int:
     """Run one batch, print what came of it, and return the exit code."""
+    from ditto_core.compare.text import summary_line
     from ditto_core.fuzz import compare, message
-    from ditto_core.report.text import summary_line
 
     comparison = compare(pair, rows, steps)
     failed = not comparison or any(token.flips for token in comparison.tokens)

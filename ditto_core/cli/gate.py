@@ -11,7 +11,7 @@ import typer
 from ditto_core.cli import gate_options as shared
 from ditto_core.cli import screen
 from ditto_core.errors import UsageError
-from ditto_core.units import format_age, parse_age
+from ditto_core.system.sizes import format_age, parse_age
 
 if TYPE_CHECKING:
     from ditto_core.gates import Baseline, GateResult
@@ -51,11 +51,11 @@ def run(
     cache_dir: shared.CacheDir = "",
 ) -> None:
     """Run a gate. What it can detect is printed first; an interrupted run goes on where it stopped."""
-    from ditto_core.executor import executor_of
+    from ditto_core.engines.workers import executor_of
     from ditto_core.gates.gate import run_gate
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.text import plan
-    from ditto_core.trace.files import check_writable
+    from ditto_core.system.files import check_writable
 
     settings = shared.settings_of(context)
     gate, part, execute = settings.gate(), Shard.parse(shard), executor_of(jobs, cluster)

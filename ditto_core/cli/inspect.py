@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from ditto_core.backends.base import EngineTensor, Inspection
-    from ditto_core.engine import Engine
+    from ditto_core.engines.engine import Engine
 
 
 def command(
@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Show what is inside an engine. Inputs, outputs, profiles, layers, taps and where each tap comes from."""
     from ditto_core.backends.base import Inspectable, get_backend
-    from ditto_core.engine import Engine
+    from ditto_core.engines.engine import Engine
 
     built = Engine.load(engine)
     backend = get_backend(built.spec.backend)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ditto_core.errors import UsageError
-from ditto_core.whole import write_whole
+from ditto_core.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.workspace import Workspace
+    from ditto_core.engines.workspace import Workspace
 
 
 def command(
@@ -34,8 +34,8 @@ def command(
     """Name the site that adds the error, and why. One build and one run."""
     from ditto_core.cli import screen
     from ditto_core.cli.run import parse_ids
-    from ditto_core.engine import MANIFEST_FILE
-    from ditto_core.localize.text import localization_text
+    from ditto_core.engines.engine import MANIFEST_FILE
+    from ditto_core.report.localization import localization_text
 
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
     workspace = screen.workspace(cache_dir)
@@ -48,7 +48,7 @@ def command(
     found = comparison.localization
     assert found is not None
     if json_file is not None:
-        write_whole(json_file, json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+        write_atomic(json_file, json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     typer.echo(localization_text(found, verbose=verbose))
     if found.blamed:
         raise typer.Exit(1)
@@ -56,9 +56,9 @@ def command(
 
 def localize_engine(workspace: Workspace, directory: Path, prompts: list[str | list[int]], steps: int) -> Comparison:
     """Localize with the very engine in a directory, at the sites that it shows."""
-    from ditto_core.engine import Engine
-    from ditto_core.options import PairOptions
-    from ditto_core.pair import Pair
+    from ditto_core.engines.engine import Engine
+    from ditto_core.pair.options import PairOptions
+    from ditto_core.pair.pair import Pair
 
     engine = Engine.load(directory)
     pair = Pair(workspace, engine.spec, PairOptions(observer=False), engine=engine)
@@ -79,7 +79,7 @@ def localize_model(
 ) -> Comparison:
     """Build a model with every site tapped and localize."""
     from ditto_core.localize import EVERYTHING
-    from ditto_core.pair import Pair
+    from ditto_core.pair.pair import Pair
     from ditto_core.spec import EngineSpec
 
     pair = Pair(workspace, EngineSpec.of(model, backend=backend, dtype=dtype, outputs=EVERYTHING))

@@ -19,8 +19,8 @@ def command(
     model: Annotated[str, typer.Option(help="Model directory for the tokenizer, where the engine's has moved.")] = "",
 ) -> None:
     """Run an engine step by step. Step 0 is the prefill."""
-    from ditto_core.engine import Engine
-    from ditto_core.run import generate
+    from ditto_core.engines.engine import Engine
+    from ditto_core.stepping.solo import generate
 
     engine = Engine.load(engine_dir)
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]

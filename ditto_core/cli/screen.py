@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from ditto_core.workspace import Workspace
+    from ditto_core.engines.workspace import Workspace
 
 
 def workspace(cache_dir: Path | str | None = None, artifacts: Path | None = None) -> Workspace:
     """Return a workspace that shows what it is doing."""
     from ditto_core.cache import Cache
-    from ditto_core.workspace import Workspace  # torch: `ditto --help` must not wait for it
+    from ditto_core.engines.workspace import Workspace  # torch: `ditto --help` must not wait for it
 
     console = Console(stderr=True)
 

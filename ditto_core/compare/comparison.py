@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.judging import judge, judge_logits
 from ditto_core.compare.result import (
     ObserverEffect,
@@ -24,11 +23,12 @@ from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import Verdict
 from ditto_core.errors import SelectorError, TraceError
-from ditto_core.receipt import Receipt
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap, matches, no_match
+from ditto_core.system.receipt import Receipt
 
 if TYPE_CHECKING:
-    from ditto_core.localize import Localization
+    from ditto_core.compare.blame import Localization
 
 SCHEMA_VERSION = 1
 
@@ -62,7 +62,7 @@ class Comparison:
         return self.measured and not self.missing and all(result.ok for result in self.results) and self.logits_ok
 
     def __repr__(self) -> str:
-        from ditto_core.report.text import summary_line
+        from ditto_core.compare.text import summary_line
 
         return f"<Comparison: {summary_line(self)}>"
 
@@ -165,7 +165,7 @@ class Comparison:
         """Raise ``AssertionError`` with the first bad site and the worst ones, unless the comparison holds."""
         __tracebackhide__ = True
         if not self:
-            from ditto_core.report.text import failure_message
+            from ditto_core.compare.text import failure_message
 
             raise AssertionError(failure_message(self))
 
@@ -173,13 +173,13 @@ class Comparison:
         """Raise ``AssertionError`` when a greedy token differs and the reference did not nearly tie there."""
         __tracebackhide__ = True
         if any(token.flips for token in self.tokens):
-            from ditto_core.report.text import token_message
+            from ditto_core.compare.text import token_message
 
             raise AssertionError(token_message(self))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        from ditto_core.report.notebook import notebook_html
+        from ditto_core.compare.notebook import notebook_html
 
         return notebook_html(self)
 
@@ -231,14 +231,14 @@ class Comparison:
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`TraceError` when the file cannot be written."""
-        from ditto_core.trace.files import replace_text
+        from ditto_core.system.files import replace_text
 
         replace_text(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Comparison:
         """Inverse of :meth:`save`. Raises :class:`TraceError` for a file that is no comparison."""
-        from ditto_core.trace.files import reading
+        from ditto_core.system.files import reading
 
         with reading(path):
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
@@ -248,6 +248,6 @@ def localization_from_json(data: Mapping[str, Any] | None) -> Localization | Non
     """Read the localization of a comparison, where it has one."""
     if data is None:
         return None
-    from ditto_core.localize import Localization
+    from ditto_core.compare.blame import Localization
 
     return Localization.from_json(data)

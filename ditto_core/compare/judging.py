@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.bounds import LOGITS_METRICS
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import INTEGERS, QUANTIZED, Tolerance
 from ditto_core.compare.verdict import WITHIN, Verdict, decide
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.dumps import DumpPairs, Pair
 from ditto_core.compare.findings import find
@@ -20,9 +19,10 @@ from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError
-from ditto_core.receipt import make_receipt
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import DTYPES
+from ditto_core.system.receipt import make_receipt
 
 LOGITS = ("output:logits", "logits", "lm_head")
 """Names under which dumps hold a model's logits."""

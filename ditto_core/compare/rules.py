@@ -128,7 +128,7 @@ def write_rules(measured: Iterable[Measured], path: Path, headroom: float = HEAD
     nothing new was measured, and those that say more than a bound on rel-L2: a person wrote them. Returns the number
     of rules. Raises :class:`UsageError` when nothing was measured, :class:`TraceError` when the file cannot be written.
     """
-    from ditto_core.trace.files import replace_text
+    from ditto_core.system.files import replace_text
 
     worst = reduce(or_, measured, Measured({}, ()))
     if not worst.errors:

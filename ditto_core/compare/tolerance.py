@@ -14,8 +14,8 @@ from ditto_core.errors import SelectorError, UsageError
 from ditto_core.sites import matches, no_match
 
 if TYPE_CHECKING:
-    from ditto_core.backends.base import KernelProperty
     from ditto_core.compare.metrics import Metrics
+    from ditto_core.session import KernelProperty
 
 
 FACTOR = 4.0

@@ -17,8 +17,8 @@ from ditto_core.debug.evaluate import OnnxRuntime, run_session
 from ditto_core.debug.graph import Arrays, Graph, save
 from ditto_core.debug.oracle import tensor
 from ditto_core.errors import BackendError, UsageError, nearest
-from ditto_core.isolate import run_isolated
-from ditto_core.onnx_graph import read_graph, read_model
+from ditto_core.graphs.files import read_graph, read_model
+from ditto_core.system.isolate import run_isolated
 
 TACTICS_SUFFIX = "_tactics.json"
 TENSORRT_TARGET = "ditto_core.debug.trt_build:build_fresh"
@@ -91,7 +91,7 @@ def run_tensorrt(
 ) -> dict[str, Any] | None:
     """Run a built engine once and return its ``outputs``, the KV cache too; None where no GPU runs it."""
     from ditto_core.backends.base import get_backend
-    from ditto_core.localize.operators import as_array
+    from ditto_core.pair.operators import as_array
     from ditto_core.sites import Tap
     from ditto_core.spec import EngineSpec
 

@@ -14,7 +14,7 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 from ditto_core.errors import UsageError
-from ditto_core.onnx_graph import read_model
+from ditto_core.graphs.files import read_model
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

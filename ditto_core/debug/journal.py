@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ditto_core.debug.check import Verdict
 from ditto_core.errors import UsageError
-from ditto_core.whole import write_whole
+from ditto_core.system.atomic import write_atomic
 
 FORMAT = "ditto-debug-replay"
 DEFAULT_NAME = "ditto_debug_replay.jsonl"
@@ -60,7 +60,7 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [{"format": FORMAT, "search": self.search}]
         lines += [{"key": key, "verdict": verdict.to_json()} for key, verdict in self.verdicts.items()]  # type: ignore[dict-item]
-        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        write_atomic(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read(path: Path, search: str) -> dict[str, Verdict]:

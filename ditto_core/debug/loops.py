@@ -17,7 +17,7 @@ from ditto_core.debug.graph import Arrays, Graph
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say, Until
 from ditto_core.debug.oracle import digest, distance
 from ditto_core.errors import UsageError
-from ditto_core.fingerprint import fingerprint, hash_file
+from ditto_core.system.fingerprint import fingerprint, hash_file
 
 FIRST_OUTPUTS = "first_outputs.npz"
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from ditto_core.debug.evaluate import FLOATS, set_float_type, widened_tensor
 from ditto_core.debug.graph import Graph, subgraphs, without_large_weights
 from ditto_core.errors import UsageError
-from ditto_core.onnx_graph import is_floating
+from ditto_core.graphs.files import is_floating
 
 LOW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 HIGH = {"float32": TensorProto.FLOAT, "bfloat16": TensorProto.BFLOAT16}

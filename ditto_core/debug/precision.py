@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,41 +16,17 @@ import onnx
 from ditto_core.compare.tolerance import TABLE
 from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import capture, evaluate, fitted
-from ditto_core.debug.graph import Arrays, Graph, save
+from ditto_core.debug.graph import Graph, save
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.mixed import LOW, Mixer
-from ditto_core.debug.oracle import Reference, digest, distance, exploded, main_dtype, suspects, tensor
+from ditto_core.debug.oracle import digest, distance, exploded, main_dtype, suspects, tensor
 from ditto_core.debug.reduce import EXPECTED_SUFFIX, INPUTS_SUFFIX
-from ditto_core.debug.trials import EMULATED, ENGINES, Elsewhere, Judge
+from ditto_core.debug.trials import Elsewhere, Judge, PrecisionOptions
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
-from ditto_core.errors import UsageError, nearest
-from ditto_core.fingerprint import fingerprint, hash_file
-from ditto_core.onnx_nodes import Graph as Nodes
-
-
-@dataclass(frozen=True)
-class PrecisionOptions:
-    """What is searched. ``keep``: dtype of the operators that are kept. ``tolerance``: on rel-L2 of every output.
-
-    A tolerance of 0 takes the table's for the graph's dtype.
-    ``engine`` judges where there is no check command: ``emulated`` (rounding where a strongly typed engine stores,
-    float32 accumulation) or ``onnxruntime``. ``builds`` bounds the search, 0 does not.
-    """
-
-    model: Path
-    feed: Arrays
-    reference: Reference = field(default_factory=lambda: Reference(precision="float32"))
-    keep: str = "float32"
-    engine: str = EMULATED
-    level: str = "all"
-    tolerance: float = 0.0
-    builds: int = 0
-
-    def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            known = ", ".join(ENGINES)
-            raise UsageError(f"unknown engine {self.engine!r}, expected {known}{nearest(self.engine, ENGINES)}")
+from ditto_core.errors import UsageError
+from ditto_core.graphs.nodes import Graph as Nodes
+from ditto_core.system.fingerprint import fingerprint, hash_file
 
 
 @dataclass(frozen=True)

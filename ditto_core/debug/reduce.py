@@ -19,7 +19,7 @@ from ditto_core.debug.minimize import minimize
 from ditto_core.debug.oracle import Oracle, Reference, digest, distance, main_dtype, suspects, tensor
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
 from ditto_core.errors import RunError, UsageError
-from ditto_core.fingerprint import fingerprint, hash_file
+from ditto_core.system.fingerprint import fingerprint, hash_file
 
 DEFAULT_ARTIFACT = Path("polygraphy_debug.onnx")
 INPUTS_SUFFIX, EXPECTED_SUFFIX = "_inputs.json", "_expected.json"

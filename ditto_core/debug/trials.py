@@ -13,16 +13,40 @@ from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import OnnxRuntime
 from ditto_core.debug.graph import Arrays, Graph
 from ditto_core.debug.mixed import Mixer
-from ditto_core.debug.oracle import distance, main_dtype
-from ditto_core.fingerprint import fingerprint
+from ditto_core.debug.oracle import Reference, distance, main_dtype
+from ditto_core.errors import UsageError, nearest
+from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from ditto_core.debug.precision import PrecisionOptions
-    from ditto_core.executor import Run
-    from ditto_core.workspace import Workspace
+    from ditto_core.engines.workers import Run
+    from ditto_core.engines.workspace import Workspace
 
 EMULATED, ONNXRUNTIME = "emulated", "onnxruntime"
 ENGINES = (EMULATED, ONNXRUNTIME)
+
+
+@dataclass(frozen=True)
+class PrecisionOptions:
+    """What is searched. ``keep``: dtype of the operators that are kept. ``tolerance``: on rel-L2 of every output.
+
+    A tolerance of 0 takes the table's for the graph's dtype.
+    ``engine`` judges where there is no check command: ``emulated`` (rounding where a strongly typed engine stores,
+    float32 accumulation) or ``onnxruntime``. ``builds`` bounds the search, 0 does not.
+    """
+
+    model: Path
+    feed: Arrays
+    reference: Reference = field(default_factory=lambda: Reference(precision="float32"))
+    keep: str = "float32"
+    engine: str = EMULATED
+    level: str = "all"
+    tolerance: float = 0.0
+    builds: int = 0
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            known = ", ".join(ENGINES)
+            raise UsageError(f"unknown engine {self.engine!r}, expected {known}{nearest(self.engine, ENGINES)}")
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import torch
 
 from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, natural, starts_with
 from ditto_core.errors import TraceError
+from ditto_core.system.files import reading
 from ditto_core.trace import mapped
-from ditto_core.trace.files import reading
 
 _STEP = re.compile(r"step_?(\d+)\.(safetensors|npz|pt|pth)")
 _NPY = b"\x93NUMPY"

@@ -20,7 +20,7 @@ import torch
 from ditto_core.dumps.base import Dump
 from ditto_core.dumps.padding import Padding, whole_numbers
 from ditto_core.errors import TraceError, UsageError, nearest
-from ditto_core.trace.files import reading
+from ditto_core.system.files import reading
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -22,7 +22,7 @@ import torch
 from ditto_core.dumps.base import Dump, Format, Lazy, Tensors
 from ditto_core.dumps.files import from_numpy, load_pt, with_numbers
 from ditto_core.errors import TraceError, UsageError
-from ditto_core.trace.files import reading, replacing
+from ditto_core.system.files import reading, replacing
 
 _ITERATION = re.compile(r"\d+\.json")
 _CLASS = "polygraphy_class"

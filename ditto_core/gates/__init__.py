@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.suite import Sample, Suite, load_suite
     from ditto_core.gates.verdict import GateVerdict
-    from ditto_core.receipt import Receipt, make_receipt
+    from ditto_core.system.receipt import Receipt, make_receipt
 
 _LAZY = {
     "Baseline": "ditto_core.gates.baseline",
@@ -24,12 +24,12 @@ _LAZY = {
     "GateResult": "ditto_core.gates.result",
     "GateVerdict": "ditto_core.gates.verdict",
     "Policy": "ditto_core.gates.policy",
-    "Receipt": "ditto_core.receipt",
+    "Receipt": "ditto_core.system.receipt",
     "Sample": "ditto_core.gates.suite",
     "Shard": "ditto_core.gates.shards",
     "Suite": "ditto_core.gates.suite",
     "load_suite": "ditto_core.gates.suite",
-    "make_receipt": "ditto_core.receipt",
+    "make_receipt": "ditto_core.system.receipt",
     "merge": "ditto_core.gates.result",
     "run_gate": "ditto_core.gates.gate",
 }

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError
-from ditto_core.fingerprint import fingerprint
 from ditto_core.gates.record import Side
 from ditto_core.gates.result import GateResult, Identity
 from ditto_core.gates.scoring import Known
 from ditto_core.gates.suite import Suite
-from ditto_core.receipt import Receipt
+from ditto_core.system.fingerprint import fingerprint
+from ditto_core.system.receipt import Receipt
 
 SCHEMA_VERSION = 1
 REMEDY = "write it anew with --update-baseline"
@@ -57,7 +57,7 @@ class Baseline:
 
     def save(self, path: Path) -> None:
         """Write the baseline, one line a sample, so that a change of it can be reviewed. Raises :class:`TraceError`."""
-        from ditto_core.trace.files import replace_text
+        from ditto_core.system.files import replace_text
 
         body = self.to_json()
         head = {name: value for name, value in body.items() if name != "samples"} | {"digest": fingerprint(body)}

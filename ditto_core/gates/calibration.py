@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.backends.base import check_runs
 from ditto_core.compare.rules import Measured
 from ditto_core.compare.tolerance import Tolerance
+from ditto_core.engines.workers import Run, in_process
 from ditto_core.errors import UsageError
-from ditto_core.executor import Run, in_process
-from ditto_core.fingerprint import fingerprint
 from ditto_core.gates.journal import Journal, OnSample, carry_on
 from ditto_core.gates.suite import Sample, Suite
-from ditto_core.options import PairOptions
+from ditto_core.pair.options import PairOptions
 from ditto_core.spec import EngineSpec, parse_outputs
+from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
+    from ditto_core.engines.workspace import Workspace
     from ditto_core.gates.gate import Gate
-    from ditto_core.pair import Pair
-    from ditto_core.workspace import Workspace
+    from ditto_core.pair.pair import Pair
 
 STATE = "calibrations"
 
@@ -76,7 +76,7 @@ class Calibration:
 
     def open(self, workspace: Workspace) -> Measuring:
         """Build the engine, or find it, and open both sides."""
-        from ditto_core.pair import Pair
+        from ditto_core.pair.pair import Pair
 
         options = PairOptions(self.reference, self.tolerance, observer=False, threads=self.threads, device=self.device)
         return Measuring(Pair(workspace, self.spec, options), self.steps)

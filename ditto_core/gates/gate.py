@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import check_runs
+from ditto_core.engines.workers import Run, in_process
 from ditto_core.errors import RunError, UsageError
-from ditto_core.executor import Run, in_process
-from ditto_core.fingerprint import fingerprint
 from ditto_core.gates.baseline import Baseline
 from ditto_core.gates.job import Job, Task
 from ditto_core.gates.journal import Journal, OnSample, carry_on
@@ -18,12 +17,13 @@ from ditto_core.gates.record import Record
 from ditto_core.gates.result import GateResult, Identity
 from ditto_core.gates.shards import WHOLE, Shard
 from ditto_core.gates.suite import Suite
-from ditto_core.receipt import Receipt, make_receipt
-from ditto_core.reference import check_reference, named_backend
+from ditto_core.pair.reference import check_reference, named_backend
 from ditto_core.spec import EngineSpec, parse_dtype
+from ditto_core.system.fingerprint import fingerprint
+from ditto_core.system.receipt import Receipt, make_receipt
 
 if TYPE_CHECKING:
-    from ditto_core.workspace import Workspace
+    from ditto_core.engines.workspace import Workspace
 
 NEW_TOKENS = 16
 STATE = "gates"
@@ -81,7 +81,7 @@ def run_gate(
 
     Each finished sample is written to a journal in the cache at once: a run that was interrupted, even by a kill, goes
     on where it stopped. ``baseline``: take the reference's results from there and run the engine alone. ``run``
-    executes the samples; see :mod:`ditto_core.executor`. Raises :class:`UsageError` for what cannot be run, and
+    executes the samples; see :mod:`ditto_core.engines.workers`. Raises :class:`UsageError` for what cannot be run, and
     :class:`RunError` when a sample has no result in the end.
     """
     job, identity = prepare(gate, workspace, baseline)

@@ -10,12 +10,12 @@ from ditto_core.errors import RunError
 from ditto_core.gates.record import Record
 from ditto_core.gates.scoring import Known, Scorer
 from ditto_core.gates.suite import Sample
-from ditto_core.gpus import check_device
-from ditto_core.options import PairOptions
+from ditto_core.pair.options import PairOptions
 from ditto_core.spec import EngineSpec
+from ditto_core.system.gpus import check_device
 
 if TYPE_CHECKING:
-    from ditto_core.workspace import Workspace
+    from ditto_core.engines.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Job:
                 f"this worker builds engine {engine.directory.name[:12]}, expected {self.engine[:12]}: "
                 f"its versions or GPU differ from those of the machine that runs the gate"
             )
-        from ditto_core.reference import open_reference
+        from ditto_core.pair.reference import open_reference
 
         language = workspace.language(self.spec.model)
         options = PairOptions(reference=self.reference, device=self.device, threads=self.threads)
@@ -75,7 +75,7 @@ class Scoring:
 
     def __call__(self, task: Task) -> Record:
         """Run one sample on both sides."""
-        from ditto_core.workspace import torch_threads
+        from ditto_core.engines.workspace import torch_threads
 
         with torch_threads(self.threads):
             return self.scorer.score(task.sample, task.known)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ditto_core.executor import Run, Work
+from ditto_core.engines.workers import Run, Work
 
 if TYPE_CHECKING:
-    from ditto_core.workspace import Workspace
+    from ditto_core.engines.workspace import Workspace
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError
-from ditto_core.fingerprint import fingerprint
 from ditto_core.gates.policy import Policy
 from ditto_core.gates.record import Record
 from ditto_core.gates.verdict import GateVerdict, judge
-from ditto_core.receipt import Receipt
+from ditto_core.system.fingerprint import fingerprint
+from ditto_core.system.receipt import Receipt
 
 SCHEMA_VERSION = 1
 SOURCES = "`ditto gate run` and `ditto gate merge`"
@@ -150,7 +150,7 @@ class GateResult:
 
     def save(self, path: Path) -> None:
         """Write the result as JSON, so that nobody sees a part of it. Raises :class:`TraceError`."""
-        from ditto_core.trace.files import replace_text
+        from ditto_core.system.files import replace_text
 
         replace_text(path, json.dumps(self.to_json(), indent=1) + "\n")
 

@@ -13,10 +13,10 @@ from ditto_core.compare.tokens import CHUNK, Rows, add_divergence, matching_pref
 from ditto_core.errors import UsageError
 from ditto_core.gates.record import Record, Side
 from ditto_core.gates.suite import CHOICE, MATCH, PROMPT, TEXT, Sample, Text
-from ditto_core.generate import Sequencer, TokenBatch, encode
+from ditto_core.stepping.prompts import Sequencer, TokenBatch, encode
 
 if TYPE_CHECKING:
-    from ditto_core.backends.base import Session
+    from ditto_core.session import Session
     from ditto_core.spec import ShapeProfile
 
 Logits = torch.Tensor
@@ -144,7 +144,7 @@ def greedy_tokens(
     session: Session | None, ids: Sequence[int], steps: int, check: Callable[[int, int], None]
 ) -> list[int]:
     """Return a session's own greedy continuation."""
-    from ditto_core.run import run
+    from ditto_core.stepping.solo import run
 
     assert session is not None
     check(len(ids), steps)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
-from ditto_core.fingerprint import fingerprint
+from ditto_core.system.fingerprint import fingerprint
 
 Text = str | tuple[int, ...]
 """Text, or token ids where a model has no tokenizer."""

@@ -1,8 +1,8 @@
 """Where an engine goes wrong: the error that each site adds by itself, from one build and one run."""
 
+from ditto_core.compare.blame import Blame, Localization, LocalResult
 from ditto_core.localize.diagnosis import conclude
-from ditto_core.localize.local import FACTORS, Localizer, LocalResult
-from ditto_core.localize.result import Blame, Localization
+from ditto_core.localize.local import FACTORS, Localizer
 
 EVERYTHING = ("**", "**:**")
 """Selectors of all sites, ports included: the finest cuts that need no second build."""

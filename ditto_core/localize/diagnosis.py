@@ -9,13 +9,14 @@ import torch
 
 from ditto_core.causes import Evidence, diagnose, merge
 from ditto_core.causes.runs import run_causes
+from ditto_core.compare.blame import Blame, Localization, LocalResult
+from ditto_core.localize.blaming import blame
 from ditto_core.localize.kernels import explained_notes
-from ditto_core.localize.local import Capture, Localizer, LocalResult, Valid
-from ditto_core.localize.result import Blame, Localization, blame
+from ditto_core.localize.local import Capture, Localizer, Valid
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.localize.graph import Graph
+    from ditto_core.graphs.segments import Graph
     from ditto_core.sites import Tap
 
 EXAMINED = 24

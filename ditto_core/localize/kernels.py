@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ditto_core.compare.tolerance import by_kernels
 
 if TYPE_CHECKING:
-    from ditto_core.backends.base import Session
-    from ditto_core.localize.graph import Graph
-    from ditto_core.localize.local import LocalResult
+    from ditto_core.compare.blame import LocalResult
+    from ditto_core.graphs.segments import Graph
+    from ditto_core.session import Session
     from ditto_core.sites import Tap
 
 PRODUCTS = frozenset(

@@ -5,64 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from ditto_core.backends.eager import HIGHER
+from ditto_core.compare.blame import LocalResult
 from ditto_core.compare.metrics import Metrics, measure
-from ditto_core.compare.result import number, parse
 from ditto_core.compare.tolerance import EPSILON, widened
-from ditto_core.comparer import as_masks, is_mask
-from ditto_core.generate import valid_elements
 from ditto_core.localize.kernels import CoarseKernels
 from ditto_core.localize.replay import Replay
-from ditto_core.models import LoadedModel
+from ditto_core.model.loading import LoadedModel
 from ditto_core.sites import Tap
+from ditto_core.stepping.comparer import as_masks, is_mask
+from ditto_core.stepping.prompts import valid_elements
 
 FACTORS: Mapping[str, float] = {"float64": 6.0, "float32": 6.0, "float16": 4.0, "bfloat16": 4.0}
 """Multiple of the local noise floor from which a site is flagged, by dtype; measured in ``benchmarks/localize.md``."""
 
 SMALLEST = 0.5
 """The floor is at least this share of the dtype's epsilon: where eager happens to be exact, an engine need not be."""
-
-
-@dataclass(frozen=True)
-class LocalResult:
-    """The error that one site adds at one step, and the error that eager adds there in the engine's own dtype.
-
-    ``explained``: the measured property of the engine's kernels that accounts for an error above ``bound``.
-    """
-
-    step: int
-    site: str
-    order: int
-    metrics: Metrics
-    floor: float
-    bound: float
-    explained: str = ""
-
-    @property
-    def flagged(self) -> bool:
-        """Tell whether the site adds more error than rounding and the kernels explain; NaN does."""
-        return not self.explained and not self.metrics.rel_l2 <= self.bound
-
-    @property
-    def ratio(self) -> float:
-        """Local error in units of the bound."""
-        return self.metrics.rel_l2 / self.bound
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary."""
-        numbers = {name: number(getattr(self, name)) for name in ("floor", "bound")}
-        plain = {name: getattr(self, name) for name in ("step", "site", "order", "explained")}
-        return {**plain, **numbers, "metrics": self.metrics.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LocalResult:
-        """Inverse of :meth:`to_json`."""
-        numbers = {name: parse(data[name]) for name in ("floor", "bound")}
-        return cls(**{**data, **numbers, "metrics": Metrics.from_json(data["metrics"])})
 
 
 @dataclass(frozen=True)

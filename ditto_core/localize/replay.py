@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from ditto_core.backends.eager import as_float, widened
-from ditto_core.comparer import as_masks, is_mask
 from ditto_core.errors import RunError
-from ditto_core.exact import exact_float32
-from ditto_core.models import LoadedModel, cast_module
-from ditto_core.recording import Recorder
+from ditto_core.model.loading import LoadedModel, cast_module
+from ditto_core.model.recorder import Recorder
+from ditto_core.model.wrappers import cache_argument, named_outputs
 from ditto_core.sites import Tap
-from ditto_core.wrappers import cache_argument, named_outputs
+from ditto_core.stepping.comparer import as_masks, is_mask
+from ditto_core.system.ieee import exact_float32
 
 OnValue = Callable[[Tap, torch.Tensor], None]
 """Receives a tap and what the replay computes there from the engine's tensors upstream; keep it only as a copy."""

@@ -8,13 +8,13 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from ditto_core.errors import UsageError
-from ditto_core.generate import is_single
 from ditto_core.relations.feed import Captured, Feed, capture, feed, stacked
 from ditto_core.relations.result import Relation, Side, relate
+from ditto_core.stepping.prompts import is_single
 
 if TYPE_CHECKING:
-    from ditto_core.backends.base import Session
     from ditto_core.compare.tolerance import Tolerance
+    from ditto_core.session import Session
     from ditto_core.spec import Range, ShapeProfile
 
 TAIL = 2

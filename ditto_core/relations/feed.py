@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ditto_core.comparer import is_mask
 from ditto_core.errors import UsageError
 from ditto_core.sites import Tap
+from ditto_core.stepping.comparer import is_mask
 
 if TYPE_CHECKING:
-    from ditto_core.backends.base import Session
+    from ditto_core.session import Session
     from ditto_core.spec import ShapeProfile
 
 LOGITS = Tap("logits", "logits", axes=("batch", "length", ""))

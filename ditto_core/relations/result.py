@@ -13,11 +13,11 @@ from ditto_core.compare.result import SiteResult, number
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, UNJUDGED, WITHIN, Verdict
-from ditto_core.receipt import make_receipt
 from ditto_core.relations.feed import Captured, Feed, differing_bits
+from ditto_core.system.receipt import make_receipt
 
 if TYPE_CHECKING:
-    from ditto_core.backends.base import SessionInfo
+    from ditto_core.session import SessionInfo
     from ditto_core.sites import Tap
 
 SAME_BITS, ROUNDING, BROKEN = "same bits", "rounding", "broken"

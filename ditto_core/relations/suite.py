@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.metrics import measure
 from ditto_core.errors import RunError, UsageError, nearest
-from ditto_core.generate import encode, is_single
 from ditto_core.relations import checks
 from ditto_core.relations.checks import Ids, Terms
 from ditto_core.relations.feed import capture, feed
 from ditto_core.relations.result import Relation
+from ditto_core.stepping.prompts import encode, is_single
 
 if TYPE_CHECKING:
-    from ditto_core.backends.base import Session
+    from ditto_core.session import Session
 
 Check = Callable[..., Relation]
 CHECKS: Mapping[str, Check] = {

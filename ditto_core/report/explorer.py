@@ -46,7 +46,7 @@ def overlay(comparison: Comparison, model: Path) -> dict[str, Any]:
 
 def write_overlay(comparison: Comparison, path: Path, model: Path) -> None:
     """Write the overlay as JSON. Raises :class:`UsageError` as :func:`overlay` does, and :class:`TraceError`."""
-    from ditto_core.trace.files import replace_text
+    from ditto_core.system.files import replace_text
 
     replace_text(path, json.dumps(overlay(comparison, model), indent=1, allow_nan=False) + "\n")
 
@@ -68,7 +68,7 @@ def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
     """
     import onnx
 
-    from ditto_core.trace.files import writing
+    from ditto_core.system.files import writing
 
     graph = load(model, data=False)
     worst = worst_by_value(comparison)
@@ -116,7 +116,7 @@ def facts(result: SiteResult) -> dict[str, str]:
 
 def load(path: Path, *, data: bool) -> onnx.ModelProto:
     """Read an ONNX file. Raises :class:`UsageError` when it is none."""
-    from ditto_core.onnx_graph import read_graph, read_model
+    from ditto_core.graphs.files import read_graph, read_model
 
     try:
         return read_model(path) if data else read_graph(path)

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ditto_core.compare import text
 from ditto_core.errors import UsageError
-from ditto_core.report import text
 from ditto_core.report.page import STATES, Budget, run_data, state
-from ditto_core.whole import write_whole
+from ditto_core.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from ditto_core.backends.base import SessionInfo
     from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.result import TokenResult
+    from ditto_core.session import SessionInfo
 
 LIMIT = 6_000_000
 """Bytes that a report may have: it is attached to issues and opened from CI."""
@@ -55,7 +55,7 @@ def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIM
 
 def write_html(runs: Comparison | Mapping[str, Comparison], path: Path) -> None:
     """Write the report. Raises :class:`UsageError` as :func:`html_report` does."""
-    write_whole(path, html_report(runs, folder=path.parent))
+    write_atomic(path, html_report(runs, folder=path.parent))
 
 
 def share(budget: Budget, count: int) -> Budget:
@@ -65,7 +65,7 @@ def share(budget: Budget, count: int) -> Budget:
 
 def render(named: Mapping[str, Comparison], budget: Budget, folder: Path) -> str:
     """Return the page with as much detail as the budget allows."""
-    from ditto_core import __version__
+    from ditto_core.version import __version__
 
     data = [run_data(run, budget) for run in named.values()]
     views = [view(i, name, run, folder) for i, (name, run) in enumerate(named.items())]
@@ -141,7 +141,7 @@ def token_view(row: TokenResult) -> dict[str, Any]:
 
 def blame(run: Comparison) -> dict[str, Any] | None:
     """Return what the localization says: its verdict, the likeliest causes and the first blamed sites."""
-    from ditto_core.localize.text import headline
+    from ditto_core.report.localization import headline
 
     found = run.localization
     if found is None:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from ditto_core.report import text
+from ditto_core.compare import text
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison

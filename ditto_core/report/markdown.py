@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ditto_core.report import text
+from ditto_core.compare import text
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison

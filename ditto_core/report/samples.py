@@ -94,7 +94,7 @@ def tensor_of(step: StepData, site: str) -> torch.Tensor | None:
 
 def validity(step: StepData, tap: Tap | None, site: str, ndim: int) -> torch.Tensor | None:
     """Return the mask of the elements that belong to real tokens, None where all do."""
-    from ditto_core.generate import valid_elements
+    from ditto_core.stepping.prompts import valid_elements
 
     if "attention_mask" not in step.inputs or "input_ids" not in step.inputs:
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ditto_core.errors import UsageError, nearest
-from ditto_core.whole import write_whole
+from ditto_core.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -42,7 +42,7 @@ def _write(kind: str, runs: Mapping[str, Comparison], path: Path) -> None:
 
         write_figure(only(runs), path)
     else:
-        write_whole(path, content(kind, runs, path.parent))
+        write_atomic(path, content(kind, runs, path.parent))
 
 
 def content(kind: str, runs: Mapping[str, Comparison], folder: Path) -> str:

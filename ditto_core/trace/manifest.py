@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ditto_core import __version__
-from ditto_core.backends.base import SessionInfo
 from ditto_core.errors import TraceError
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.trace.files import first_line
+from ditto_core.system.files import first_line
+from ditto_core.version import __version__
 
 FORMAT = "ditto-trace"
 SCHEMA_VERSION = 1

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.errors import TraceError
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
+from ditto_core.system.files import digest, reading
 from ditto_core.trace import mapped
-from ditto_core.trace.files import digest, reading
 from ditto_core.trace.manifest import Manifest, StepMeta, TensorMeta
 from ditto_core.trace.streamfile import CODES, short
 

@@ -11,14 +11,14 @@ from types import TracebackType
 
 import torch
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.errors import TraceError, nearest
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.trace.files import digest, replace_text, writing
+from ditto_core.system.atomic import temporary_name
+from ditto_core.system.files import digest, replace_text, writing
 from ditto_core.trace.manifest import MANIFEST, Manifest, StepMeta, TensorMeta
 from ditto_core.trace.streamfile import SafetensorsStream, short
 from ditto_core.trace.summary import COLUMNS, describe
-from ditto_core.whole import temporary_name
 
 _TEMPORARY = re.compile(r"\.(manifest\.json|step\d+\.(safetensors|txt))\.\d+\.tmp")
 _OWN = re.compile(r"manifest\.json|step\d+\.(safetensors|txt)|" + _TEMPORARY.pattern)

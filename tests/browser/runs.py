@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.compare.comparison import Comparison
+from ditto_core.engines.workspace import Workspace
 from ditto_core.localize import EVERYTHING
-from ditto_core.models import tiny_decoder
-from ditto_core.options import PairOptions
-from ditto_core.pair import Pair
+from ditto_core.model.loading import tiny_decoder
+from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
-from ditto_core.workspace import Workspace
 from tests.faults import FaultyWorkspace, weights
 from tests.faults.runs import PROMPT, nearly_tied
 from tests.graph_faults import faulty_engine, scaled

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ditto_core.compare import text
 from ditto_core.compare.metrics import measure
-from ditto_core.report import text
 from ditto_core.report.html import LIMIT
 from tests.browser.pictures import black, blue, orange, pixels, share
 from tests.browser.runs import DOWN, RUNS

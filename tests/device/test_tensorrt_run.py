@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ditto_core.backends.base import Session
 from ditto_core.backends.eager import EagerSession
 from ditto_core.backends.tensorrt.layers import load_layers, named_tensors
 from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.backends.tensorrt.manifest import ENGINE_FILE
 from ditto_core.compare.metrics import measure
-from ditto_core.engine import Engine, build_into
+from ditto_core.engines.engine import Engine, build_into
 from ditto_core.errors import RunError, UsageError
-from ditto_core.generate import Sequencer, encode, greedy
-from ditto_core.pair import Pair, PairOptions
+from ditto_core.pair.pair import Pair, PairOptions
+from ditto_core.session import Session
 from ditto_core.spec import EngineSpec
+from ditto_core.stepping.prompts import Sequencer, encode, greedy
 from pytest_ditto.relations import relations_of
 from tests.faults import scale_weight
 from tests.models import DECODERS, bert, conv_net

@@ -27,8 +27,8 @@ from ditto_core.backends.tensorrt.runtime import Loaded
 from ditto_core.backends.tensorrt.session import TensorRTSession, make_binder
 from ditto_core.debug.evaluate import widen
 from ditto_core.debug.graph import Graph
-from ditto_core.onnx_graph import add_outputs, read_model
-from ditto_core.workspace import Workspace
+from ditto_core.engines.workspace import Workspace
+from ditto_core.graphs.files import add_outputs, read_model
 from tests.engines.tensorrt_stand_in import StandInContext, StandInEngine, StandInStreams
 from tests.faults import Edit
 

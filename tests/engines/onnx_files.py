@@ -24,7 +24,7 @@ def node(operator: str, inputs, outputs, name: str, module: str = "", source: st
     made = helper.make_node(operator, inputs, outputs, name=name, **attributes)
     if module:
         scopes = ["", "module", f"module.{module}", name]
-        classes = ["ditto_core.export.DecoderWrapper", "m.Model", "models.llama.LlamaMLP", "aten.x.default"]
+        classes = ["ditto_core.model.export.DecoderWrapper", "m.Model", "models.llama.LlamaMLP", "aten.x.default"]
         trace = f'File "/site-packages/transformers/{source}", line 42, in forward\n    return {operator.lower()}(x)'
         for key, value in (("name_scopes", scopes), ("class_hierarchy", classes), ("stack_trace", trace)):
             made.metadata_props.add(key=METADATA + key, value=value if key == "stack_trace" else repr(value))

@@ -19,7 +19,7 @@ import torch
 
 from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.backends.tensorrt.runtime import Loaded
-from ditto_core.onnx_graph import add_outputs, read_graph
+from ditto_core.graphs.files import add_outputs, read_graph
 
 
 class StandInEngine:

@@ -5,7 +5,7 @@ import torch
 
 from ditto_core import EngineSpec, Pair
 from ditto_core.compare.tolerance import Tolerance
-from ditto_core.options import PairOptions
+from ditto_core.pair.options import PairOptions
 
 CLASSES = 5
 

@@ -161,7 +161,7 @@ def test_tensorrt_parses_the_mixed_graph_as_strongly_typed_and_builds_it(hot):
 
 def test_what_is_judged_ahead_comes_to_the_same_set(hot, workspace):
     from ditto_core.debug.trials import Elsewhere
-    from ditto_core.executor import in_process
+    from ditto_core.engines.workers import in_process
 
     alone, _ = precision(hot)
     batches = []
@@ -183,7 +183,8 @@ def test_a_check_command_is_not_judged_ahead(hot):
 
 def search(path, elsewhere):
     from ditto_core.debug.iterations import IterationOptions
-    from ditto_core.debug.precision import PrecisionOptions, find_precision
+    from ditto_core.debug.precision import find_precision
+    from ditto_core.debug.trials import PrecisionOptions
 
     options = PrecisionOptions(path, {"x": one_hot_norm()[1]["x"].numpy()})
     return find_precision(options, IterationOptions(), Path("ahead.onnx"), print, elsewhere)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ditto_core.pair import Pair
+from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.models import DECODERS, bert, conv_net, tapped_net
 

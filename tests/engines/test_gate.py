@@ -13,14 +13,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ditto_core.checkpoint import Language
+from ditto_core.engines.workers import local_processes
+from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import RunError, UsageError
-from ditto_core.executor import local_processes
 from ditto_core.gates import Baseline, Sample, Shard, Suite, merge, run_gate
 from ditto_core.gates.scoring import Scorer
-from ditto_core.models import tiny_decoder
+from ditto_core.model.checkpoint import Language
+from ditto_core.model.loading import tiny_decoder
 from ditto_core.spec import EngineSpec
-from ditto_core.workspace import Workspace
 from tests.gate_suites import int8_gate, tiny_gate, tiny_suite
 from tests.models import llama
 
@@ -120,7 +120,7 @@ def test_samples_of_a_killed_process_run_again_in_a_new_pool_with_the_same_bits(
         if len(pools) == 1 and done == 3:
             os.kill(next(iter(pools[0]._processes)), signal.SIGKILL)
 
-    monkeypatch.setattr("ditto_core.executor.ProcessPoolExecutor", Pool)
+    monkeypatch.setattr("ditto_core.engines.workers.ProcessPoolExecutor", Pool)
     said, gate = [], int8_gate(tmp_path)
     told = replace(workspace, say=said.append)
     result = run_gate(gate, told, run=local_processes(2), on_sample=kill_once)
@@ -139,7 +139,7 @@ def test_a_worker_that_would_build_another_engine_is_refused(workspace):
 
 def test_a_sample_without_a_result_is_an_error(workspace):
     def forgetful(job, tasks, workspace):
-        from ditto_core.executor import in_process
+        from ditto_core.engines.workers import in_process
 
         yield from list(in_process(job, tasks, workspace))[:-1]
 
@@ -153,7 +153,7 @@ SCRIPT = """
     from ditto_core.cache import Cache
     from ditto_core.gates import run_gate
     from ditto_core.gates.scoring import Scorer
-    from ditto_core.workspace import Workspace
+    from ditto_core.engines.workspace import Workspace
     from tests.gate_suites import int8_gate, tiny_gate, tiny_suite
 
     score, scored = Scorer.score, []
@@ -233,7 +233,7 @@ def test_a_model_that_is_no_decoder_has_no_gate(workspace):
 
 
 def test_a_comparison_carries_the_fingerprints_of_engine_and_model(workspace):
-    from ditto_core.pair import Pair
+    from ditto_core.pair.pair import Pair
 
     spec = EngineSpec.of(llama)
     pair = Pair(workspace, spec)

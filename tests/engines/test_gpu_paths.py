@@ -9,6 +9,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from ditto_core.backends.eager import EagerSession
+from ditto_core.backends.packing import new_tokens, to_rows
 from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.debug.builds import make_builder
 from ditto_core.debug.evaluate import PLAIN
@@ -16,12 +17,11 @@ from ditto_core.errors import BackendError
 from ditto_core.fuzz import Corpus, Fuzzer, Limits
 from ditto_core.gates import Baseline, Gate, Policy, run_gate
 from ditto_core.gates.calibration import Calibration, calibrate_suite
-from ditto_core.generate import Sequencer, encode
-from ditto_core.layout import new_tokens, to_rows
-from ditto_core.models import load_model
-from ditto_core.options import PairOptions
-from ditto_core.pair import Pair
+from ditto_core.model.loading import load_model
+from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec, ModelSource
+from ditto_core.stepping.prompts import Sequencer, encode
 from pytest_ditto.relations import relations_of
 from tests.engines.gpu_stand_in import OnGpuStandIn, gpu_stand_in
 from tests.faults import graph, weights

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ditto_core.backends.base import KernelProperty
 from ditto_core.causes.rounding import round_bits
-from ditto_core.generate import Sequencer
-from ditto_core.localize import EVERYTHING, Localization, Localizer, conclude
-from ditto_core.localize.operators import as_array
-from ditto_core.localize.text import cause_line, localization_text
-from ditto_core.models import tiny_decoder
-from ditto_core.options import PairOptions
-from ditto_core.pair import Pair
+from ditto_core.compare.blame import Localization
+from ditto_core.localize import EVERYTHING, Localizer, conclude
+from ditto_core.model.loading import tiny_decoder
+from ditto_core.pair.operators import as_array
+from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair import Pair
+from ditto_core.report.localization import cause_line, localization_text
+from ditto_core.session import KernelProperty
 from ditto_core.spec import EngineSpec
+from ditto_core.stepping.prompts import Sequencer
 from tests.engines.gpu_stand_in import OnGpuStandIn
 from tests.faults import FaultyWorkspace, cache, graph, rope, weights
 from tests.faults.runs import DOWN, PROMPT, pair_with

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ditto_core.causes import KINDS
-from ditto_core.localize.text import localization_text
+from ditto_core.report.localization import localization_text
 from tests.engines.test_causes import run as run_case
 from tests.engines.test_docs import python_blocks, run
 from tests.faults.cases import CASES

@@ -3,7 +3,7 @@
 import pytest
 
 from ditto_core.errors import UsageError
-from ditto_core.outline import outline
+from ditto_core.model.summary import outline
 from ditto_core.spec import EngineSpec
 from tests.models import DECODERS, conv_net, tapped_net
 

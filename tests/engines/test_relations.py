@@ -7,7 +7,7 @@ import torch
 
 from ditto_core.compare.tolerance import TABLE
 from ditto_core.errors import UsageError
-from ditto_core.pair import Pair
+from ditto_core.pair.pair import Pair
 from ditto_core.relations import (
     BROKEN,
     ROUNDING,

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from safetensors.numpy import load_file
 
-from ditto_core import onnx_cut
 from ditto_core.errors import SelectorError, UsageError
-from ditto_core.pair import Pair
+from ditto_core.graphs import cut as onnx_cut
+from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests import graph_faults
 from tests.models import llama, tapped_net

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ditto_core.pair import Pair
+from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
 
 PROMPT = "Hey, are you conscious? Can you talk to me?"

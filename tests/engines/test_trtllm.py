@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ditto_core.backends.trtllm import detect
-from ditto_core.models import tiny_decoder
-from ditto_core.pair import Pair, PairOptions
+from ditto_core.model.loading import tiny_decoder
+from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec
 
 FOUND = detect.find()
@@ -68,8 +68,8 @@ def test_an_engine_from_a_checkpoint(workspace, model, tmp_path):
 
 @engines
 def test_an_engine_dumps_where_it_runs(workspace, model, tmp_path):
+    from ditto_core.backends.trtllm.run_command import dump
     from ditto_core.dumps import open_dump
-    from ditto_core.trtllm_run import dump
 
     engine = pair_of(workspace, model).engine_files
     tokens = dump(engine.directory, [[5, 6, 7]], 3, tmp_path / "dump")

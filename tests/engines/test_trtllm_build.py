@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from ditto_core import trtllm_build
 from ditto_core.backends.trtllm import build, taps
+from ditto_core.backends.trtllm import build_command as trtllm_build
 from ditto_core.backends.trtllm.taps import Plan, Report
 from ditto_core.errors import BackendError, BuildError, UsageError
-from ditto_core.models import tiny_decoder
+from ditto_core.model.loading import tiny_decoder
 
 VERSIONS = ["0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0.dev2024121700", "1.3.0rc3"]
 SUM = "LLaMAForCausalLM/transformer/layers/1/__add___L325/elementwise_binary_L2901/ELEMENTWISE_SUM_1"

@@ -13,8 +13,8 @@ from ditto_core.backends.trtllm.handoff import Handoff
 from ditto_core.backends.trtllm.names import torch_place
 from ditto_core.backends.trtllm.pytorch import TorchSession
 from ditto_core.errors import BackendError, RunError, UsageError
-from ditto_core.models import tiny_decoder
-from ditto_core.pair import Pair, PairOptions
+from ditto_core.model.loading import tiny_decoder
+from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
@@ -280,8 +280,8 @@ def test_an_engine_is_dumped_where_it_runs_and_compared_by_its_name_map(standin,
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
+    from ditto_core.backends.trtllm.run_command import dump
     from ditto_core.compare.dumps import compare_dumps
-    from ditto_core.trtllm_run import dump
 
     engine = workspace.build(spec_of(model, SITES))
     tokens = dump(engine.directory, [[5, 6, 7]], 2, tmp_path / "ours")

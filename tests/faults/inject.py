@@ -9,9 +9,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ditto_core.backends.onnxruntime import ENGINE_FILE
-from ditto_core.engine import Engine
-from ditto_core.onnx_graph import read_initializer
-from ditto_core.workspace import Workspace
+from ditto_core.engines.engine import Engine
+from ditto_core.engines.workspace import Workspace
+from ditto_core.graphs.files import read_initializer
 
 
 class FaultyWorkspace(Workspace):

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ditto_core.models import load_model, tiny_decoder
+from ditto_core.engines.workspace import Workspace
+from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.spec import EngineSpec, ModelSource
-from ditto_core.workspace import Workspace
 
 TINY = """
 import torch
-from ditto_core.models import tiny_decoder
+from ditto_core.model.loading import tiny_decoder
 
 def tiny_llama():
     return tiny_decoder("llama")
@@ -63,8 +63,8 @@ def warm_cache(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -
     That includes what an export imports, which another worker's engine would spare this one: an inner run that imports
     it is the last that can export, since parts of torch cannot be imported twice.
     """
-    from ditto_core.export import export
-    from ditto_core.pair import Pair
+    from ditto_core.model.export import export
+    from ditto_core.pair.pair import Pair
     from ditto_core.trace import Trace  # noqa: F401
 
     export(load_model(ModelSource.of(linear)), tmp_path_factory.mktemp("export"))

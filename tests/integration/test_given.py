@@ -5,7 +5,7 @@ import pytest
 WINDOWED = """
 import pytest
 from hypothesis import given, settings
-from ditto_core.models import tiny_decoder
+from ditto_core.model.loading import tiny_decoder
 from ditto_core.spec import EngineSpec
 from pytest_ditto.strategies import token_ids
 

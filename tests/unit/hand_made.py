@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import WITHIN, Verdict
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 
 ENGINE = SessionInfo("onnxruntime float16", "onnxruntime", "float16", model="tiny", facts={"onnxruntime": "1"})

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.cli import main
 from ditto_core.dumps.polygraphy import save_outputs
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.trace import TraceWriter
 from tests.unit.saved import X, safetensors

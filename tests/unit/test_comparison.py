@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ditto_core.backends.base import KernelProperty
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import enclosing, judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
-from ditto_core.comparer import Comparer, Findings
 from ditto_core.errors import SelectorError, TraceError
-from ditto_core.lockstep import observe
+from ditto_core.session import KernelProperty
 from ditto_core.sites import Tap
+from ditto_core.stepping.comparer import Comparer, Findings
+from ditto_core.stepping.lockstep import observe
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
 DOWN, BLOCK, ROPE = "model.layers.0.mlp.down_proj", "model.layers.0", "model.layers.0.self_attn:q_rope"

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from ditto_core.backends.eager import EagerSession
-from ditto_core.exact import exact_float32, settings
 from ditto_core.localize.replay import Replay
-from ditto_core.models import load_model
-from ditto_core.receipt import make_receipt
+from ditto_core.model.loading import load_model
 from ditto_core.sites import Tap
 from ditto_core.spec import ModelSource
+from ditto_core.system.ieee import exact_float32, settings
+from ditto_core.system.receipt import make_receipt
 from tests.models import conv_net, tapped_net
 
 TAP = Tap("mlp.up", "up")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ditto_core.engines.workers import OnExecutor, executor_of, in_process, kept_open, local_processes, on_cluster
+from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import RunError, UsageError
-from ditto_core.executor import OnExecutor, executor_of, in_process, kept_open, local_processes, on_cluster
-from ditto_core.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def test_a_block_keeps_the_process_and_a_killed_one_is_replaced(tmp_path, worksp
 
 
 def test_a_task_that_kills_every_process_ends_the_run(tmp_path, workspace, monkeypatch):
-    monkeypatch.setattr("ditto_core.executor.ATTEMPTS", 2)
+    monkeypatch.setattr("ditto_core.engines.workers.ATTEMPTS", 2)
     with pytest.raises(RunError, match="workers died 2 times, 1 tasks have no result: '3'"):
         collect(one_process(), Squares(tmp_path, kills=9), [3], workspace)
 

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
-from ditto_core import fingerprint as fp
 from ditto_core.errors import ModelError
-from ditto_core.fingerprint import DigestMemo, directory_digest, file_digest, fingerprint, module_digest
+from ditto_core.system import fingerprint as fp
+from ditto_core.system.fingerprint import DigestMemo, directory_digest, file_digest, fingerprint, module_digest
 
 
 @pytest.fixture

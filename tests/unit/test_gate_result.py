@@ -9,7 +9,7 @@ from ditto_core.gates import GateResult, Policy, merge
 from ditto_core.gates.baseline import Baseline
 from ditto_core.gates.record import Record, Side
 from ditto_core.gates.result import Identity
-from ditto_core.receipt import Receipt
+from ditto_core.system.receipt import Receipt
 
 IDENTITY = Identity("s", "d", "m", "e" * 64, "engine float32", "r" * 64, "eager float32", "float32", 4)
 RECEIPT = Receipt(1000.0, "abc", "e" * 64, "r" * 64, "model", {"torch": "2.13"}, {"gpu": "none"}, {}, {"bootstrap": 0})

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from ditto_core.errors import UsageError
-from ditto_core.generate import Sequencer, encode, greedy, valid_elements
+from ditto_core.stepping.prompts import Sequencer, encode, greedy, valid_elements
 
 
 def test_unequal_prompts_are_padded_on_the_left():

@@ -6,9 +6,9 @@ import torch
 
 from ditto_core.backends.tensorrt.session import CudaStreams
 from ditto_core.errors import UsageError
-from ditto_core.gpus import check_device, installed_gpus, pin_gpu, visible_gpus
-from ditto_core.options import PairOptions
-from ditto_core.pair import Pair
+from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair import Pair
+from ditto_core.system.gpus import check_device, installed_gpus, pin_gpu, visible_gpus
 
 
 @pytest.mark.parametrize(("number", "left"), [(0, "2"), (1, "GPU-5f"), (2, "2")])

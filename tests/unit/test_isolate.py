@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError
-from ditto_core.isolate import run_isolated
+from ditto_core.system.isolate import run_isolated
 
 HERE = "test_isolate"
 
@@ -146,7 +146,7 @@ def test_the_environment_is_added_to(monkeypatch):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_the_child_does_not_outlive_its_parent(tmp_path, how):
     script = f"""
-        from ditto_core.isolate import run_isolated
+        from ditto_core.system.isolate import run_isolated
         run_isolated("{HERE}:hang", {{"file": {str(tmp_path / "pid")!r}}})
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

@@ -5,9 +5,9 @@ import json
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from ditto_core.checkpoint import load_tokenizer
 from ditto_core.errors import ModelError
-from ditto_core.models import load_model
+from ditto_core.model.checkpoint import load_tokenizer
+from ditto_core.model.loading import load_model
 from ditto_core.spec import ModelSource
 
 CONFIG = {"model_type": "of_its_own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}

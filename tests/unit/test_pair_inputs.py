@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ditto_core.errors import UsageError
-from ditto_core.inputs import rounded
+from ditto_core.pair.inputs import rounded
 
 
 def test_inputs_are_rounded_to_the_engines_dtype_and_integers_kept():

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ditto_core.compare.comparison import Comparison
-from ditto_core.receipt import Receipt, commit, make_receipt
 from ditto_core.report.html import html_report
 from ditto_core.report.junit import junit
 from ditto_core.report.markdown import markdown
 from ditto_core.report.schema import comparison_schema
+from ditto_core.system.receipt import Receipt, commit, make_receipt
 from tests.comparisons import passing
 
 RECEIPT = Receipt(

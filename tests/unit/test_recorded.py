@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ditto_core.backends.base import Session, SessionInfo
 from ditto_core.backends.recorded import RecordedSession
 from ditto_core.errors import RunError
+from ditto_core.session import Session, SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.trace import Trace, TraceWriter
 

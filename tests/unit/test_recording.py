@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from ditto_core import tap
-from ditto_core.recording import Recorder, map_tensors
+from ditto_core.model.recorder import Recorder, map_tensors
 
 
 class Twice(nn.Module):

@@ -111,7 +111,7 @@ def test_damage_in_the_store_is_noticed_built_anew_and_mended(store, tmp_path, h
 
 
 def test_a_manifest_that_points_outside_the_entry_is_refused(store, tmp_path):
-    from ditto_core.fingerprint import fingerprint
+    from ditto_core.system.fingerprint import fingerprint
 
     url, fs = store
     get(Cache(tmp_path / "a", url), write(engine=b"bits"))

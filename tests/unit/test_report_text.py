@@ -7,7 +7,7 @@ import pytest
 
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.result import ObserverEffect, TokenResult
-from ditto_core.report.text import (
+from ditto_core.compare.text import (
     BARS,
     failure_message,
     headline,

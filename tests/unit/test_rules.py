@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ditto_core.backends.base import KernelProperty, SessionInfo
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge, judge_logits
 from ditto_core.compare.metrics import measure
@@ -15,6 +14,7 @@ from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, WITHIN, Verdict
 from ditto_core.errors import SelectorError, UsageError
+from ditto_core.session import KernelProperty, SessionInfo
 from ditto_core.sites import Tap
 
 UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "")

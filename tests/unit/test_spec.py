@@ -3,7 +3,7 @@ import json
 import pytest
 
 from ditto_core import EngineSpec, ModelSource, ShapeProfile
-from ditto_core.engine import spec_from_json
+from ditto_core.engines.engine import spec_from_json
 from ditto_core.errors import UsageError
 from ditto_core.spec import Range
 

@@ -22,7 +22,7 @@ from ditto_core.backends.tensorrt.options import Options, dimension_sizes
 from ditto_core.backends.tensorrt.state import read_state, state_file, update_state
 from ditto_core.cache import Cache
 from ditto_core.errors import BackendError, UsageError
-from ditto_core.onnx_nodes import Graph
+from ditto_core.graphs.nodes import Graph
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ShapeProfile
 from tests.engines.onnx_files import two_layers

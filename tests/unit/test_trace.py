@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.errors import TraceError
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.trace import Trace, TraceWriter
 from ditto_core.trace.streamfile import CODES
@@ -187,7 +187,7 @@ def child(code, *args):
 
 PRELUDE = """
 import os, resource, signal, sys, torch
-from ditto_core.backends.base import SessionInfo
+from ditto_core.session import SessionInfo
 from ditto_core.errors import TraceError
 from ditto_core.sites import Tap
 from ditto_core.trace import TraceWriter

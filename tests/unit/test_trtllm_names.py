@@ -5,11 +5,11 @@ import sys
 import pytest
 import torch
 
+from ditto_core.backends.packing import prompts, to_rows
 from ditto_core.backends.trtllm import detect, names
 from ditto_core.backends.trtllm.names import Place
 from ditto_core.dumps.namemap import NameMap
 from ditto_core.errors import BackendError, UsageError
-from ditto_core.layout import prompts, to_rows
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from ditto_core.errors import UsageError
-from ditto_core.units import format_age, format_size, parse_age, parse_size
+from ditto_core.system.sizes import format_age, format_size, parse_age, parse_size
 
 
 @pytest.mark.parametrize(

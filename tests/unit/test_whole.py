@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from ditto_core.whole import write_whole
+from ditto_core.system.atomic import write_atomic
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path):
     path = tmp_path / "file"
-    write_whole(path, "é")
+    write_atomic(path, "é")
     assert path.read_bytes() == "é".encode()
-    write_whole(path, b"\x00")
+    write_atomic(path, b"\x00")
     assert path.read_bytes() == b"\x00"
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_write_that_fails_keeps_the_old_content_and_leaves_nothing(tmp_path, monkeypatch):
     path = tmp_path / "file"
-    write_whole(path, "old")
+    write_atomic(path, "old")
 
     def full(self, data):
         with self.open("wb") as file:
@@ -32,7 +32,7 @@ def test_a_write_that_fails_keeps_the_old_content_and_leaves_nothing(tmp_path, m
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(path, "new")
+        write_atomic(path, "new")
     assert path.read_text() == "old"
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
@@ -40,13 +40,13 @@ def test_a_write_that_fails_keeps_the_old_content_and_leaves_nothing(tmp_path, m
 def test_an_error_names_the_file_that_was_asked_for(tmp_path):
     path = tmp_path / "absent" / "file"
     with pytest.raises(FileNotFoundError) as caught:
-        write_whole(path, "new")
+        write_atomic(path, "new")
     assert caught.value.filename == str(path)
 
 
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    write_whole(tmp_path / "link", "new")
+    write_atomic(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "new"
 
@@ -57,14 +57,14 @@ def test_a_pipe_is_written_to(tmp_path):
     read = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
-    write_whole(pipe, "text")
+    write_atomic(pipe, "text")
     reader.join()
     assert read == ["text"]
 
 
 def test_standard_output_is_written_to_also_where_it_is_a_file(tmp_path):
-    script = "import sys; from pathlib import Path; from ditto_core.whole import write_whole\n"
-    script += "print('before'); write_whole(Path('/dev/stdout'), 'whole\\n'); print('after')"
+    script = "import sys; from pathlib import Path; from ditto_core.system.atomic import write_atomic\n"
+    script += "print('before'); write_atomic(Path('/dev/stdout'), 'whole\\n'); print('after')"
     with (tmp_path / "file").open("w") as file:
         subprocess.run([sys.executable, "-c", script], stdout=file, check=True)
     assert (tmp_path / "file").read_text() == "before\nwhole\nafter\n"
@@ -73,12 +73,12 @@ def test_standard_output_is_written_to_also_where_it_is_a_file(tmp_path):
 def test_a_file_keeps_its_mode(tmp_path):
     path = tmp_path / "file"
     path.touch(0o600)
-    write_whole(path, "secret")
+    write_atomic(path, "secret")
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_threads_do_not_meet_on_one_path(tmp_path):
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: write_whole(tmp_path / "file", str(i) * 1000), range(400)))
+        list(pool.map(lambda i: write_atomic(tmp_path / "file", str(i) * 1000), range(400)))
     assert len(set((tmp_path / "file").read_text())) <= 3
     assert [each.name for each in tmp_path.iterdir()] == ["file"]

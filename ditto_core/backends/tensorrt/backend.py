@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from ditto_core.backends.base import BuildReport, BuildRequest, EngineLayer, Inspection
 from ditto_core.backends.tensorrt.build import Order, build_engine
-from ditto_core.backends.tensorrt.gpu import describe_gpu
 from ditto_core.backends.tensorrt.layers import load_layers, modules_of
 from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
 from ditto_core.backends.tensorrt.options import Options
 from ditto_core.errors import BackendError
-from ditto_core.isolate import run_isolated
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
+from ditto_core.system.gpus import describe_gpu
+from ditto_core.system.isolate import run_isolated
 
 if TYPE_CHECKING:
     from ditto_core.backends.tensorrt.session import TensorRTSession

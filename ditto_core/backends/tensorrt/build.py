@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.backends.base import EngineTensor
-from ditto_core.backends.tensorrt.gpu import describe_gpu, driver_library
 from ditto_core.backends.tensorrt.layers import (
     Layer,
     layers_of_sites,
@@ -30,7 +29,8 @@ from ditto_core.backends.tensorrt.state import TIMING, read_state, state_file, u
 from ditto_core.errors import BuildError
 from ditto_core.sites import Tap
 from ditto_core.spec import ShapeProfile
-from ditto_core.units import parse_size
+from ditto_core.system.gpus import describe_gpu, driver_library
+from ditto_core.system.sizes import parse_size
 
 INT32_MAX = 2**31 - 1
 

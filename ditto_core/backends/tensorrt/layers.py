@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import RunError
-from ditto_core.onnx_nodes import Graph
+from ditto_core.graphs.nodes import Graph
 from ditto_core.sites import Tap
 
 LAYERS_FILE = "layers.json"

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ditto_core.backends.tensorrt.gpu import driver_library
 from ditto_core.backends.tensorrt.layers import load_layers, named_tensors, parse_inspector
 from ditto_core.backends.tensorrt.library import Library
 from ditto_core.backends.tensorrt.runtime import Loaded
 from ditto_core.errors import RunError
+from ditto_core.system.gpus import driver_library
 
 
 class UnfusedTensors:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ditto_core.backends.tensorrt.library import Library, Messages, clean
 from ditto_core.errors import BuildError
-from ditto_core.onnx_nodes import Graph, Node
+from ditto_core.graphs.nodes import Graph, Node
 from ditto_core.sites import Tap
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ditto_core.errors import UsageError, nearest
 from ditto_core.spec import EngineSpec, ShapeProfile
-from ditto_core.units import parse_size
+from ditto_core.system.sizes import parse_size
 
 TAP_MODES = ("outputs", "unfused", "none")
 PROFILE_SETS = ("one", "split")

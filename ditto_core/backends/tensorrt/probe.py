@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ditto_core.backends.base import KernelProperty
 from ditto_core.backends.tensorrt.binding import Binder
 from ditto_core.backends.tensorrt.library import Library, Messages, load_library
 from ditto_core.backends.tensorrt.runtime import Loaded
 from ditto_core.errors import BuildError, DittoError
+from ditto_core.session import KernelProperty
 
 ROWS, INNER, COLUMNS = 16, 1024, 256
 MOST_INNER = 16384

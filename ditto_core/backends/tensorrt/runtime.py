@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ditto_core.backends.tensorrt.gpu import describe_gpu
 from ditto_core.backends.tensorrt.library import Library, Messages
 from ditto_core.backends.tensorrt.manifest import ENGINE_FILE
 from ditto_core.backends.tensorrt.options import Options
 from ditto_core.backends.tensorrt.state import KERNELS, read_state, state_file, update_state
 from ditto_core.errors import RunError
+from ditto_core.system.gpus import describe_gpu
 
 
 @dataclass

@@ -9,9 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ditto_core.backends.base import SessionInfo, TapSink
 from ditto_core.backends.tensorrt.binding import Binder
-from ditto_core.backends.tensorrt.gpu import driver_version
 from ditto_core.backends.tensorrt.library import Library, Messages, load_library
 from ditto_core.backends.tensorrt.listener import UnfusedTensors
 from ditto_core.backends.tensorrt.manifest import EngineManifest
@@ -19,8 +17,10 @@ from ditto_core.backends.tensorrt.options import Options
 from ditto_core.backends.tensorrt.probe import Kernels, measure_kernels
 from ditto_core.backends.tensorrt.runtime import Loaded, load_engine
 from ditto_core.errors import BackendError, RunError, UsageError
+from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
+from ditto_core.system.gpus import driver_version
 
 PAST, PRESENT = "past_key_values.", "present."
 ADVICE = "run once more with CUDA_LAUNCH_BLOCKING=1 in the environment to have the error where it happens"

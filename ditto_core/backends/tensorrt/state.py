@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ditto_core.cache import Cache
-from ditto_core.whole import write_whole
+from ditto_core.system.atomic import write_atomic
 
 TIMING, KERNELS = "tensorrt-timing", "tensorrt-kernels"
 
@@ -36,4 +36,4 @@ def update_state(path: Path | None, merge: Callable[[bytes], bytes]) -> None:
     if path is None:
         return
     with suppress(OSError), FileLock(f"{path}.lock"):
-        write_whole(path, merge(read_state(path)))
+        write_atomic(path, merge(read_state(path)))

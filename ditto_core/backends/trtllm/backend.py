@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import BuildReport, BuildRequest, Session
+from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.trtllm import detect, names
 from ditto_core.backends.trtllm.options import Options
 from ditto_core.errors import BackendError, UsageError
+from ditto_core.session import Session
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ShapeProfile
 
@@ -96,8 +97,8 @@ def model_directory(spec: EngineSpec, directory: Path) -> str:
 
     TensorRT-LLM also takes a module in memory, but not in 0.12 and 0.13, and later only with its converter off.
     """
-    from ditto_core.checkpoint import is_gguf, locate
-    from ditto_core.models import load_model
+    from ditto_core.model.checkpoint import is_gguf, locate
+    from ditto_core.model.loading import load_model
 
     if spec.model.factory is None:
         found = locate(spec.model)
@@ -167,7 +168,7 @@ def requested(taps: tuple[Tap, ...]) -> tuple[list[Request], dict[str, str]]:
 def run_build(request: BuildRequest, options: Options, model: str, outputs: Mapping[str, str]) -> dict[str, Any]:
     """Build in a child process, unless the options say otherwise, and return the report of rank 0."""
     from ditto_core.backends.trtllm.build import Order, build_engine
-    from ditto_core.isolate import run_isolated
+    from ditto_core.system.isolate import run_isolated
 
     order = Order(
         options.builder,

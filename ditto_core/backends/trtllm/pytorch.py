@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ditto_core.backends.base import SessionInfo, TapSink
+from ditto_core.backends.packing import new_tokens, prompts, to_rows
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.handoff import Handoff
 from ditto_core.backends.trtllm.names import FUSED_QKV, Place
 from ditto_core.backends.trtllm.session import LOGITS, NO_END, device, one_hot, settle
 from ditto_core.errors import BackendError, RunError, UsageError
-from ditto_core.layout import new_tokens, prompts, to_rows
+from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ditto_core.backends.base import SessionInfo, TapSink
+from ditto_core.backends.packing import new_tokens, prompts, to_rows
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.build import engine_config, ranks
 from ditto_core.backends.trtllm.handoff import Handoff
 from ditto_core.backends.trtllm.names import Place
 from ditto_core.errors import BackendError, RunError
-from ditto_core.layout import new_tokens, prompts, to_rows
+from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ditto_core.backends.base import SessionInfo
 from ditto_core.compare.dumps import compare_dumps
 from ditto_core.dumps import FORMATS, open_dump
 from ditto_core.dumps.files import flatten
 from ditto_core.dumps.polygraphy import save_outputs
 from ditto_core.errors import DittoError, TraceError, UsageError
+from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.trace import TraceWriter
 from ditto_core.trace.mapped import filled, load_outline, read_only

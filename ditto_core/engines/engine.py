@@ -1,0 +1,185 @@
+"""An engine on disk: built once for a spec, verified on every read, opened as a session."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.backends.base import BuildReport, BuildRequest, get_backend
+from ditto_core.errors import BuildError, SelectorError, nearest
+from ditto_core.model.export import Export
+from ditto_core.session import Session
+from ditto_core.sites import RAW_PREFIXES, Tap, matches
+from ditto_core.spec import EngineSpec, ModelSource, Range, ShapeProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MANIFEST_FILE = "engine.json"
+PROVENANCE_FILE = "provenance.json"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A built engine. ``taps`` are the sites it shows, ``refused`` those it could not (site -> reason)."""
+
+    directory: Path
+    spec: EngineSpec
+    taps: tuple[Tap, ...]
+    decoder: bool
+    refused: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """The cache's key (SHA-256, hex), empty for an engine that was copied out of the cache."""
+        name = self.directory.name
+        return name if re.fullmatch("[0-9a-f]{64}", name) else ""
+
+    def open(self) -> Session:
+        """Load the engine. Raises what its backend raises when it cannot run here."""
+        return get_backend(self.spec.backend).open(self.spec, self.directory, self.taps)
+
+    def save_manifest(self) -> None:
+        """Write ``engine.json`` beside the engine's files."""
+        data = {
+            "spec": self.spec.to_json(),
+            "taps": [tap.to_json() for tap in self.taps],
+            "decoder": self.decoder,
+            "refused": dict(self.refused),
+            "facts": dict(self.facts),
+            "versions": dict(self.versions),
+        }
+        (self.directory / MANIFEST_FILE).write_text(json.dumps(data, indent=1, default=str) + "\n")
+
+    @classmethod
+    def load(cls, directory: Path | str) -> Engine:
+        """Open an engine directory. Raises :class:`BuildError` when it holds no engine."""
+        directory = Path(directory)
+        try:
+            data = json.loads((directory / MANIFEST_FILE).read_text())
+        except (OSError, ValueError) as error:
+            raise BuildError(
+                f"{directory} holds no engine: expected {MANIFEST_FILE}, written by `ditto build`"
+            ) from error
+        taps = tuple(Tap.from_json(t) for t in data.pop("taps"))
+        return cls(directory, spec_from_json(data.pop("spec")), taps, **data)
+
+    def copy_to(self, directory: Path) -> Engine:
+        """Copy the engine to a directory of the user's, which must be absent or empty."""
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise BuildError(f"{directory} is not empty, expected a new or empty output directory")
+        shutil.copytree(self.directory, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("entry.json"))
+        return Engine(**{**self.__dict__, "directory": directory})
+
+
+def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:
+    """Inverse of :meth:`EngineSpec.to_json`, save that a factory is known by its name alone."""
+    model = ModelSource(
+        location=data["model"]["location"] or data["model"]["factory"], revision=data["model"]["revision"]
+    )
+    return EngineSpec(
+        model=model,
+        outputs=tuple(data["outputs"]),
+        aliases=tuple((raw, alias) for raw, alias in data["aliases"]),
+        profile=ShapeProfile(**{name: Range(*sizes) for name, sizes in data["profile"].items()}),
+        options=tuple(sorted(data["options"].items())),
+        **{name: data[name] for name in ("backend", "dtype", "attention", "opset")},
+    )
+
+
+def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
+    """Return the taps that a spec's outputs mean, in topological order; raw names (``fx:``, ``onnx:``) last.
+
+    Raises :class:`SelectorError` when one matches nothing, naming the closest sites.
+    """
+    provenance = export.provenance
+    aliases = dict(spec.aliases)
+    raw = [name for name in spec.outputs if name.startswith(RAW_PREFIXES) or name in aliases]
+    taps = provenance.select(name for name in spec.outputs if name not in raw)
+    own = getattr(
+        get_backend(spec.backend), "raw_taps", None
+    )  # a backend that builds from no ONNX has names of its own
+
+    def resolve(name: str) -> Sequence[Tap]:
+        alias = aliases.get(name, name)
+        if own is not None:
+            found: Sequence[Tap] = own(name, alias)
+            return found
+        return raw_taps(name, alias, export)
+
+    return (*taps, *(tap for name in raw for tap in resolve(name)))
+
+
+def raw_taps(name: str, alias: str, export: Export) -> Sequence[Tap]:
+    """Return the taps of a raw name: a glob over FX nodes and ONNX values, or a site.
+
+    When an aliased name matches several values they are called ``alias_0``, ``alias_1`` …
+    """
+    bare = name.split(":", 1)[1] if name.startswith(RAW_PREFIXES) else name
+    known = raw_names(export)
+    hits = list(dict.fromkeys(tap for raw, tap in known.items() if matches(bare, raw)))  # a value may have two names
+    hits += [site] if not hits and (site := export.provenance.find(bare)) else []
+    if not hits:
+        raise SelectorError(
+            f"output {name!r} matches none of the {len(known)} values of the graph{nearest(bare, known)}; "
+            f"graph.txt among the build artifacts lists them"
+        )
+    names = [alias] if len(hits) == 1 else [f"{alias}_{i}" for i in range(len(hits))]
+    if name == alias:
+        names = [f"{name.split(':', 1)[0]}:{tap.fx_node}" for tap in hits]
+    return [named(tap, site) for site, tap in zip(names, hits, strict=True)]
+
+
+def named(tap: Tap, site: str) -> Tap:
+    """Return a tap under a name of the user's; the sites that it is stay its aliases, by which eager finds it."""
+    own = (tap.site, *tap.aliases) if tap.module_class else ()
+    return replace(tap, site=site, aliases=tuple(name for name in own if name != site))
+
+
+def raw_names(export: Export) -> dict[str, Tap]:
+    """Return every value of the graph under its ONNX name and its FX node's name.
+
+    The two differ for the tensors at module ends, which the export named after their sites.
+    """
+    from ditto_core.graphs.files import read_graph, value_axes, value_names
+
+    graph = read_graph(export.onnx_path)
+    taps = export.provenance.taps
+    known = {value: Tap(value, value, fx_node=value, axes=value_axes(graph, value)) for value in value_names(graph)}
+    return known | {tap.value: tap for tap in taps} | {tap.fx_node: tap for tap in taps if tap.fx_node}
+
+
+def build_into(spec: EngineSpec, export: Export, directory: Path, artifacts: Path | None = None) -> Engine:
+    """Build the engine of a spec into an empty directory and write its manifest and provenance."""
+    backend = get_backend(spec.backend)
+    taps = resolve_taps(spec, export)
+    request = BuildRequest(spec, export.onnx_path, taps, export.finals, export.decoder, directory, artifacts)
+    report: BuildReport = backend.build(request)
+    shutil.copyfile(export.directory / PROVENANCE_FILE, directory / PROVENANCE_FILE)
+    engine = Engine(
+        directory, spec, report.taps, export.decoder, dict(report.refused), dict(report.facts), backend.versions()
+    )
+    engine.save_manifest()
+    return engine
+
+
+def write_artifacts(engine: Engine, export: Export, directory: Path) -> None:
+    """Write what a person reads about a build: FX graph, ONNX without weights, provenance, build configuration."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("graph_module.py", "graph.txt", "provenance.json", export.onnx_path.name):
+        if (export.directory / name).exists():  # a backend that builds from no ONNX has no graph
+            shutil.copyfile(export.directory / name, directory / name)
+    config = {
+        "spec": engine.spec.to_json(),
+        "facts": dict(engine.facts),
+        "versions": dict(engine.versions),
+        "taps": [tap.site for tap in engine.taps],
+    }
+    (directory / "build_config.json").write_text(json.dumps(config, indent=1, default=str) + "\n")

@@ -1,0 +1,217 @@
+"""Where models, exports, engines and noise floors come from: made once, kept in the cache, loaded once a process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ditto_core.backends.base import BuildRequest, WritesArtifacts, get_backend
+from ditto_core.cache import Cache
+from ditto_core.engines.engine import Engine, build_into, write_artifacts
+from ditto_core.errors import UsageError
+from ditto_core.session import Session
+from ditto_core.spec import EngineSpec, ModelSource
+from ditto_core.system.fingerprint import directory_digest, fingerprint, module_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ditto_core.model.checkpoint import Language
+    from ditto_core.model.export import Export
+    from ditto_core.model.loading import LoadedModel
+    from ditto_core.sites import Tap
+
+ARTIFACTS_VARIABLE = "DEBUG_ARTIFACTS_DIR"
+
+Progress = Callable[[str], "AbstractContextManager[object]"]
+
+
+def no_progress(message: str) -> AbstractContextManager[object]:
+    """Show nothing."""
+    return nullcontext()
+
+
+@dataclass
+class Workspace:
+    """A cache, and the models that were loaded from it.
+
+    ``say`` receives one line for each notable event (damage, waiting); ``progress(message)`` is entered around each
+    long piece of work. ``artifacts`` is the folder for readable by-products (default: ``$DEBUG_ARTIFACTS_DIR``).
+    """
+
+    cache: Cache = field(default_factory=Cache.at)
+    say: Callable[[str], None] = lambda message: None
+    progress: Progress = no_progress
+    artifacts: Path | None = None
+    _models: dict[tuple[ModelSource, str], LoadedModel] = field(default_factory=dict, repr=False)
+    _digests: dict[ModelSource, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        folder = os.environ.get(ARTIFACTS_VARIABLE)
+        self.artifacts = self.artifacts or (Path(folder) if folder else None)
+
+    def model(self, source: ModelSource, attention: str = "eager") -> LoadedModel:
+        """Return the float32 model of a source; a GGUF file is dequantized once and kept in the cache."""
+        from ditto_core.model.loading import load_model
+
+        key = (source, attention)
+        if key not in self._models:
+            with self.progress(f"loading {source.label}"):
+                self._models[key] = load_model(self._dequantized(source), implementation=attention)
+        return self._models[key]
+
+    def language(self, source: ModelSource) -> Language:
+        """Return what makes text a model's tokens; of a model on disk, without loading it."""
+        from ditto_core.model.checkpoint import Language, load_language, locate, vocab_size
+
+        loaded = next((model for key, model in self._models.items() if key[0] == source), None)
+        if loaded is None and source.factory is None:
+            return load_language(locate(self._dequantized(source)), source.trust_remote_code)
+        model = loaded or self.model(source)
+        return Language(model.tokenizer, vocab_size(getattr(model.module, "config", None)))
+
+    def digest(self, source: ModelSource) -> str:
+        """Return the digest of a source's content: weight files and configuration, or a module's tensors and code."""
+        from ditto_core.model.checkpoint import IDENTITY_FILES, locate
+
+        if source not in self._digests:
+            if source.factory is not None:
+                model = self.model(source)
+                shapes = {k: [list(v.shape), str(v.dtype)] for k, v in model.examples.items()}
+                self._digests[source] = fingerprint(module_digest(model.module), shapes)
+            else:
+                self._digests[source] = directory_digest(locate(source), IDENTITY_FILES, self.cache.memo)
+        return self._digests[source]
+
+    def export(self, spec: EngineSpec) -> Export:
+        """Return the export that a spec's engine is built from, made once for a model, dtype and attention.
+
+        A backend that says ``builds_from_onnx = False`` gets one without a graph.
+        """
+        if not getattr(get_backend(spec.backend), "builds_from_onnx", True):
+            return self._outline(spec)
+        import onnxscript
+        import torch
+        import transformers
+
+        from ditto_core.model.export import FORMAT, Export, export
+        from ditto_core.version import __version__
+
+        versions = [__version__, FORMAT, torch.__version__, transformers.__version__, onnxscript.__version__]
+        key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, versions)
+
+        def make(directory: Path) -> None:
+            model = self.model(spec.model, spec.attention)
+            with self.progress(f"exporting {spec.model.label} {spec.dtype} to ONNX"):
+                export(model.cast(getattr(torch, spec.dtype)), directory, opset=spec.opset)
+
+        describe = {"model": spec.model.label, "dtype": spec.dtype, "attention": spec.attention}
+        return Export.load(self.cache.get_or_build("export", key, make, describe=describe, on_event=self.say))
+
+    def _outline(self, spec: EngineSpec) -> Export:
+        import transformers
+
+        from ditto_core.model.export import FORMAT, Export
+        from ditto_core.model.summary import outline
+        from ditto_core.version import __version__
+
+        versions = [__version__, FORMAT, transformers.__version__]
+        key = fingerprint("outline", self.digest(spec.model), spec.dtype, spec.attention, versions)
+
+        def make(directory: Path) -> None:
+            with self.progress(f"looking at {spec.model.label}"):
+                outline(self.model(spec.model, spec.attention), directory, dtype=spec.dtype)
+
+        describe = {"model": spec.model.label, "dtype": spec.dtype, "attention": spec.attention}
+        return Export.load(self.cache.get_or_build("outline", key, make, describe=describe, on_event=self.say))
+
+    def build(self, spec: EngineSpec) -> Engine:
+        """Return the engine of a spec, built once and verified on every read."""
+        backend = get_backend(spec.backend)
+        backend.check(spec)
+        exported = self.export(spec)
+        facts = {name: value for name, value in spec.to_json().items() if name != "model"}  # the export has its content
+        key = fingerprint(exported.directory.name, facts, backend.versions())
+        artifacts = self.artifacts / f"{spec.model.label}-{spec.label}" if self.artifacts else None
+
+        made = []
+
+        def make(directory: Path) -> None:
+            made.append(directory)
+            start = time.perf_counter()
+            with self.progress(f"building {spec.model.label} {spec.label}"):
+                engine = build_into(spec, exported, directory, artifacts)
+            facts = {**engine.facts, "build_seconds": round(time.perf_counter() - start, 3)}
+            replace(engine, facts=facts).save_manifest()
+
+        describe = {"model": spec.model.label, "engine": spec.label, "outputs": list(spec.outputs)}
+        path = self.cache.get_or_build("engine", key, make, describe=describe, on_event=self.say)
+        engine = replace(Engine.load(path), spec=spec)
+        if artifacts is not None:
+            write_artifacts(engine, exported, artifacts)
+            if not made and isinstance(backend, WritesArtifacts):
+                given = spec, exported.onnx_path, engine.taps, exported.finals, engine.decoder, engine.directory
+                backend.write_artifacts(BuildRequest(*given, artifacts))
+        return engine
+
+    def eager(self, spec: EngineSpec, taps: tuple[Tap, ...], *, dtype: str = "", device: str = "cpu") -> Session:
+        """Return the eager reference of an engine, in the next higher precision unless ``dtype`` says otherwise."""
+        from ditto_core.backends.eager import HIGHER, EagerSession
+
+        model = self.model(spec.model, spec.attention)
+        return EagerSession(model, taps, dtype=dtype or HIGHER[spec.dtype], device=device)
+
+    def keep_only(self, source: ModelSource) -> None:
+        """Forget the loaded models of every other source; they are loaded again when they are asked for."""
+        self._models = {key: model for key, model in self._models.items() if key[0] == source}
+
+    def floor_path(self, key: str) -> Path:
+        """Return the file in which the noise floor of a reference run is kept."""
+        return self.cache.state("floors") / f"{key}.json"
+
+    def _dequantized(self, source: ModelSource) -> ModelSource:
+        from ditto_core.model.checkpoint import is_gguf, locate
+
+        if source.factory is not None or not is_gguf(locate(source)):
+            return source
+
+        def make(directory: Path) -> None:
+            from ditto_core.model.loading import dequantize
+
+            with self.progress(f"dequantizing {source.label}"):
+                dequantize(source, directory)
+
+        key = fingerprint("dequantized", self.digest(source))
+        path = self.cache.get_or_build("model", key, make, describe={"model": source.label}, on_event=self.say)
+        return replace(source, location=str(path))
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run with ``count`` torch threads and put the number back. Zero changes nothing."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count < 0:
+        raise UsageError(f"the number of threads is {count}, expected 0 (leave as it is) or more")
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def build(spec: EngineSpec, workspace: Workspace | None = None) -> Engine:
+    """Return the engine of a spec, from the cache or newly built."""
+    return (workspace or Workspace()).build(spec)
+
+
+def open_session(spec: EngineSpec, workspace: Workspace | None = None) -> Session:
+    """Build the engine of a spec and load it."""
+    return build(spec, workspace).open()

@@ -1,0 +1,1 @@
+"""ONNX graphs: reading, editing, cutting, and the values that lie between two sites."""

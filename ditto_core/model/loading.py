@@ -1,0 +1,247 @@
+"""Load a model source: checkpoint, GGUF file or callable; and tiny random models."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ditto_core.errors import ModelError, UsageError, nearest
+from ditto_core.model import attention
+from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate
+
+if TYPE_CHECKING:
+    from ditto_core.spec import ModelSource
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A module ready to run and export. A ``decoder`` is stepped with a KV cache, others run on ``examples``."""
+
+    module: nn.Module
+    decoder: bool
+    label: str
+    examples: Mapping[str, torch.Tensor]
+    directory: Path | None = None
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer beside the weights, or None when there is none."""
+        return None if self.directory is None else load_tokenizer(self.directory)
+
+    def cast(self, dtype: torch.dtype) -> LoadedModel:
+        """Return a copy in another dtype, floating examples with it. Non-persistent buffers (rotary frequencies) keep
+        theirs, as on loading."""
+        examples = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.examples.items()}
+        return LoadedModel(cast_module(self.module, dtype), self.decoder, self.label, examples, self.directory)
+
+
+def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implementation: str = "eager") -> LoadedModel:
+    """Load a source in ``dtype``, in eval mode and without gradients.
+
+    Raises :class:`ModelError` when there is nothing to load. A GGUF source is dequantized by transformers.
+    """
+    attention.register()
+    loaded = from_location(source, locate(source)) if source.factory is None else from_factory(source)
+    module = cast_module(loaded.module, dtype)
+    set_attention(module, implementation)
+    return LoadedModel(freeze(module), loaded.decoder, source.label, loaded.examples, loaded.directory)
+
+
+def from_factory(source: ModelSource) -> LoadedModel:
+    """Call the factory; accept a decoder, or a module with example inputs. What lies on a GPU is copied to the CPU."""
+    assert source.factory is not None
+    made = source.factory()
+    module, examples = made if isinstance(made, tuple) else (made, None)
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"factory {source.label!r} returned {type(module).__name__}, expected a torch.nn.Module")
+    module = on_host(module)
+    if examples is None and is_decoder(module):
+        return LoadedModel(module, True, source.label, {})
+    if examples is None:
+        raise ModelError(f"factory {source.label!r} returned no example inputs, expected (module, {{name: tensor}})")
+    return LoadedModel(module, False, source.label, checked_examples(source.label, module, examples))
+
+
+def checked_examples(label: str, module: nn.Module, examples: Any) -> dict[str, torch.Tensor]:
+    """Return a factory's example inputs on the CPU. Raises :class:`ModelError` when ``forward`` cannot take them."""
+    if not isinstance(examples, Mapping) or not all(isinstance(value, torch.Tensor) for value in examples.values()):
+        raise ModelError(
+            f"factory {label!r} returned example inputs that are not named tensors, expected {{name: tensor}}"
+        )
+    forward = inspect.signature(module.forward)
+    try:
+        forward.bind(**examples)
+    except TypeError as error:
+        takes = f"{type(module).__name__}.forward({', '.join(forward.parameters)})"
+        given = ", ".join(map(str, examples))
+        raise ModelError(f"factory {label!r} returned example inputs {given}, not those of {takes}: {error}") from error
+    return {name: tensor.cpu() for name, tensor in examples.items()}
+
+
+def on_host(module: nn.Module) -> nn.Module:
+    """Return the module where all of it is on the CPU, else a copy there: references and exports start from that."""
+    there = any(tensor.is_cuda for tensor in (*module.parameters(), *module.buffers()))
+    return copy.deepcopy(module).cpu() if there else module
+
+
+def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedModel:
+    """Load from a directory with ``from_pretrained``."""
+    import transformers
+
+    kwargs: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
+    if is_gguf(directory):
+        kwargs["gguf_file"] = sorted(directory.glob("*.gguf"))[0].name
+    try:
+        with silent_bars():
+            config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
+            name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
+            cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
+            module = cls.from_pretrained(directory, dtype=torch.float32, **kwargs, **extra)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
+    decoder = is_decoder(module)
+    examples: dict[str, torch.Tensor] = {} if decoder else dict(module.dummy_inputs)
+    return LoadedModel(module, decoder, source.label, examples, directory)
+
+
+def reason(source: ModelSource, error: Exception) -> str:
+    """Return in one line why a model could not be loaded; transformers' own advice is about its own functions."""
+    if "trust_remote_code" in str(error) and not source.trust_remote_code:
+        return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@contextmanager
+def silent_bars() -> Iterator[None]:
+    """Keep transformers' own progress bars off the screen."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def dequantize(source: ModelSource, directory: Path) -> None:
+    """Save a GGUF source as float32 safetensors with its tokenizer, which load a hundred times faster."""
+    from transformers import AutoTokenizer, GgufConfig
+
+    origin = locate(source)
+    name = sorted(origin.glob("*.gguf"))[0].name
+    model: Any = from_location(source, origin, quantization_config=GgufConfig(dequantize=True)).module
+    with silent_bars():
+        model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(origin, gguf_file=name).save_pretrained(directory)
+
+
+def is_decoder(module: nn.Module) -> bool:
+    """Tell whether a module is a transformers decoder that takes a KV cache."""
+    can_generate: Any = getattr(module, "can_generate", None)
+    config = getattr(module, "config", None)
+    if config is None or can_generate is None or not can_generate() or not hasattr(config, "vocab_size"):
+        return False
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return not getattr(config, "is_encoder_decoder", False) and hasattr(text, "num_attention_heads")
+
+
+def set_attention(module: nn.Module, implementation: str) -> None:
+    """Select the observed form of an attention implementation on a transformers model; others are left alone."""
+    select: Any = getattr(module, "set_attn_implementation", None)
+    if select is not None:
+        select(attention.PREFIX + implementation)
+
+
+def freeze(module: nn.Module) -> nn.Module:
+    """Put a module in eval mode without gradients."""
+    return module.eval().requires_grad_(False)
+
+
+def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy with floating parameters and persistent buffers in ``dtype``; the module itself if it has that.
+
+    Non-persistent buffers stay: transformers computes rotary frequencies in float32 whatever the weights are.
+    """
+    tensors = dict(module.named_parameters()) | persistent_buffers(module)
+    if all(t.dtype == dtype for t in tensors.values() if t.is_floating_point()):
+        return module
+    cast = copy.deepcopy(module)
+    for tensor in (dict(cast.named_parameters()) | persistent_buffers(cast)).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return cast
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that a state dict would hold, by name."""
+    state = module.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in module.named_buffers() if name in state}
+
+
+def tiny_decoder(family: str, *, seed: int = 0, layers: int = 2, implementation: str = "eager", **config: Any) -> Any:
+    """Make a random decoder of 64 hidden units from its configuration: llama, qwen3, gemma3, mistral or gpt2.
+
+    ``config`` overrides configuration fields. Norm weights are random too, so that a wrong one is visible.
+    Returns a ``transformers.PreTrainedModel`` in float32. Raises :class:`UsageError` for an unknown family.
+    """
+    import transformers
+
+    if family not in FAMILIES:
+        raise UsageError(f"unknown tiny model {family!r}, expected {', '.join(FAMILIES)}{nearest(family, FAMILIES)}")
+    config_class, model_class, overrides = FAMILIES[family]
+    fields = {**(GPT2_FIELDS if family == "gpt2" else DECODER_FIELDS), **overrides}
+    fields[("n_layer" if family == "gpt2" else "num_hidden_layers")] = layers
+    if family == "gemma3":
+        fields["layer_types"] = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
+    torch.manual_seed(seed)
+    settings = getattr(transformers, config_class)(**{**fields, **config}, attn_implementation=implementation)
+    model = freeze(getattr(transformers, model_class)(settings))
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "ln_" in name:
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model
+
+
+DECODER_FIELDS: Mapping[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+GPT2_FIELDS: Mapping[str, Any] = {
+    "vocab_size": 256,
+    "n_embd": 64,
+    "n_head": 4,
+    "n_positions": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.2,
+}
+FAMILIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    ),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 16, "sliding_window": 8}),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
+}

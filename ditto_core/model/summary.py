@@ -1,0 +1,61 @@
+"""What an export says of a model, without ONNX: for backends that build from the model itself, at any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ditto_core.errors import BuildError
+from ditto_core.model.export import BATCH, LENGTH, PROVENANCE_FILE, TOTAL, Export, head_axis, unmapped_modules
+from ditto_core.model.loading import LoadedModel
+from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
+from ditto_core.sites import Provenance
+
+
+def outline(model: LoadedModel, directory: Path, *, dtype: str) -> Export:
+    """Write the description and the provenance of a loaded model into ``directory``, from one small forward pass.
+
+    The sites are those of :func:`ditto_core.model.export.export`; their values are the sites themselves, and source
+    lines are missing. ``dtype`` is what the engine will compute in. Raises :class:`BuildError` when the model cannot
+    run.
+    """
+    wrapper: Wrapper = DecoderWrapper(model.module) if model.decoder else ModuleWrapper(model.module, model.examples)
+    arguments, _, input_names = wrapper.signature()
+    try:
+        with torch.inference_mode():
+            outputs = wrapper(*arguments)
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise BuildError(f"{model.label} could not be run: {first.strip()}") from error
+    shapes = dict(zip(wrapper.traced.names, (tuple(tensor.shape) for tensor in outputs), strict=True))
+    token = arguments[0] if model.decoder else arguments[0][0]
+    total = arguments[1].shape[1] if model.decoder else 0
+    taps = tuple(
+        replace(tap, fx_node=tap.site, dtype=dtype, axes=axes_of(shapes[value], tuple(token.shape), total))
+        for value, tap in wrapper.traced.taps.items()
+    )
+    Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
+    done = Export(directory, model.decoder, tuple(input_names), wrapper.traced.outputs, vocab_size(model.module))
+    done.save()
+    return done
+
+
+def axes_of(shape: Sequence[int], token: Sequence[int], total: int) -> tuple[str, ...]:
+    """Name the dimensions of a tensor [batch, length, …] or [batch, head, length|total, total|…], by their sizes.
+
+    ``token`` is the shape of the token ids, [batch, length], or of any first input, whose first dimension is the batch.
+    """
+    names = [""] * len(shape)
+    if not shape or not token or shape[0] != token[0]:
+        return tuple(names)
+    names[0] = BATCH
+    place = next((i for i in (1, 2) if total and i < len(shape) and shape[i] == token[1]), 0)
+    if place:
+        names[place] = LENGTH
+    for i in (2, 3):
+        if total and len(shape) == 4 and shape[i] == total:
+            names[i] = TOTAL
+    return head_axis(tuple(names))

@@ -1,0 +1,1 @@
+"""An engine beside its reference: what the ``ditto`` fixture is."""

@@ -1,0 +1,139 @@
+"""Inside a blamed site: which of the exported graph's operators adds the error.
+
+The engine is built once more with every value between the site and its captured inputs tapped. Each operator is then
+computed alone, in float64, from the engine's own tensors, by the reference implementation that the onnx package has:
+no kernel of an engine takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ditto_core.compare.tolerance import EPSILON
+from ditto_core.graphs.files import is_floating, read_initializer
+from ditto_core.graphs.segments import Graph, Operator
+from ditto_core.localize.local import FACTORS
+
+if TYPE_CHECKING:
+    from ditto_core.compare.blame import Blame
+    from ditto_core.pair.pair import Pair
+
+FACTOR = 2.0
+"""One operator may add this many times what a site of the dtype may."""
+
+
+class OperatorCheck:
+    """The operators between a blamed site and its inputs, and what each adds."""
+
+    def __init__(self, pair: Pair, blamed: Blame) -> None:
+        self._graph = Graph(pair.workspace.export(pair.spec).graph_path())
+        taps = {tap.site: tap.value for tap in pair.engine_files.taps}
+        self._value = taps[blamed.site]
+        self.dtype = pair.spec.dtype
+        self.step = blamed.step
+        segment = self._graph.segment(self._value, set(taps.values()))
+        self.operators = segment.operators
+        self.values = [op.value for op in self.operators if op.value != self._value]
+
+    @property
+    def only(self) -> str:
+        """The operator's description where there is just one."""
+        return str(self.operators[-1]) if self.operators else ""
+
+    def blame(self, pair: Pair, run: Callable[[Pair], Any]) -> str:
+        """Run the closer engine; return the operator that adds the most, or an empty string when none does."""
+        names = {tap.value: tap.site for tap in pair.engine_files.taps}
+        reader = Reader(self, {site: name for name, site in names.items()})
+        pair.reader = reader
+        run(pair)
+        return reader.worst
+
+    def measure(self, values: Mapping[str, Any]) -> str:
+        """Return the first operator, in topological order, whose output is not what it computes from its inputs."""
+        bound = FACTOR * FACTORS[self.dtype] * EPSILON[self.dtype]
+        for operator in self.operators:
+            error = operator_error(operator, values, self._graph)
+            if error is not None and not error <= bound:
+                return f"{operator}: {error:.1e}"
+        return ""
+
+
+class Reader:
+    """Takes the taps of the step at which the site was blamed, and measures the operators on them."""
+
+    def __init__(self, check: OperatorCheck, values: Mapping[str, str]) -> None:
+        self._check = check
+        self._values = values
+        self._past: dict[str, Any] = {}
+        self.worst = ""
+
+    def start(self) -> None:
+        """Begin a new sequence."""
+        self._past.clear()
+
+    def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
+        """Measure when the step is the one that was blamed."""
+        arrays = {self._values[site]: as_array(tensor) for site, tensor in captured.items() if site in self._values}
+        if step == self._check.step:
+            given = {name: as_array(tensor) for name, tensor in inputs.items()}
+            self.worst = self._check.measure({**self._past, **given, **arrays})
+        self._past = {
+            name.replace("present.", "past_key_values."): array.copy()
+            for name, array in arrays.items()
+            if name.startswith("present.")
+        }
+
+
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return a tensor, of any device, as an array; numpy has no bfloat16, float32 holds its values."""
+    host = tensor.cpu()
+    return (host.float() if host.dtype == torch.bfloat16 else host).numpy()
+
+
+def operator_error(operator: Operator, values: Mapping[str, Any], graph: Graph) -> float | None:
+    """Return the rel-L2 of an operator's captured output against its own float64 result; None where it is not known."""
+    actual = values.get(operator.value)
+    feeds = {name: value_of(name, values, graph) for name in operator.node.input if name}
+    if actual is None or actual.dtype.kind != "f" or any(value is None for value in feeds.values()):
+        return None
+    expected = evaluate(operator.node, feeds)
+    if expected is None or expected.shape != actual.shape:
+        return None
+    difference = np.linalg.norm((actual.astype(np.float64) - expected).ravel())
+    size = np.linalg.norm(expected.astype(np.float64).ravel())
+    return float(difference / size) if size else float(difference > 0)
+
+
+def value_of(name: str, values: Mapping[str, Any], graph: Graph) -> Any:
+    """Return a value as float64 (integers as they are): captured, a constant, or computed from constants and shapes."""
+    array = values.get(name)
+    if array is None and name in graph.constants:
+        array = read_initializer(graph.constants[name], graph.path.parent)
+    if array is None and (node := graph.producer(name)) is not None:
+        feeds = {source: value_of(source, values, graph) for source in node.input if source}
+        return None if any(value is None for value in feeds.values()) else evaluate(node, feeds, node_output=name)
+    if array is None:
+        return None
+    return array.astype(np.float64) if is_floating(array) else array
+
+
+def evaluate(node: Any, feeds: Mapping[str, Any], node_output: str = "") -> Any:
+    """Compute one operator in float64; None when the reference implementation cannot."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    wide = onnx.NodeProto()
+    wide.CopyFrom(node)
+    for attribute in wide.attribute:
+        narrow = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+        if wide.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
+            attribute.i = onnx.TensorProto.DOUBLE
+    try:
+        outputs = ReferenceEvaluator(wide).run(None, dict(feeds))
+    except Exception:  # noqa: BLE001 - the reference implementation raises anything for what it does not support
+        return None
+    return outputs[list(node.output).index(node_output) if node_output else 0]

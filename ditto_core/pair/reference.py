@@ -1,0 +1,70 @@
+"""What ``reference=`` may be: the eager model, another engine, a recorded trace or dump. All are sessions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.backends.base import backend_names
+from ditto_core.errors import UsageError, nearest
+from ditto_core.session import Session
+from ditto_core.spec import DTYPE_ALIASES, DTYPES, EngineSpec, parse_dtype
+
+if TYPE_CHECKING:
+    from ditto_core.engines.engine import Engine
+    from ditto_core.engines.workspace import Workspace
+    from ditto_core.pair.options import PairOptions
+
+
+def open_reference(workspace: Workspace, spec: EngineSpec, engine: Engine, options: PairOptions) -> Session:
+    """Open the reference of an engine. Raises :class:`UsageError` when ``options.reference`` names nothing known."""
+    wanted = options.reference
+    check_reference(wanted, options.name_map)
+    built = named_backend(spec, wanted)
+    if built is not None:
+        return workspace.build(built).open()
+    if Path(str(wanted)).exists():
+        return open_recorded(Path(str(wanted)), engine, options)
+    _, _, dtype = str(wanted).partition(":")
+    return workspace.eager(spec, engine.taps, dtype=parse_dtype(dtype) if dtype else "", device=options.device)
+
+
+def open_recorded(path: Path, engine: Engine, options: PairOptions) -> Session:
+    """Open one of our traces, or a dump of another tool under the names of the engine's taps."""
+    from ditto_core.backends.dumped import open_dumped
+    from ditto_core.backends.recorded import RecordedSession
+    from ditto_core.dumps.traces import claims
+    from ditto_core.trace import Trace
+
+    if claims(path) and options.name_map is None:
+        return RecordedSession(Trace.open(path))
+    return open_dumped(path, engine.taps, options.name_map)
+
+
+def named_backend(spec: EngineSpec, wanted: Any) -> EngineSpec | None:
+    """Return the spec of a reference that is an engine: ``wanted`` itself, or the same model by another backend."""
+    if isinstance(wanted, EngineSpec):
+        return wanted
+    name, _, dtype = str(wanted).partition(":")
+    if name not in backend_names() or Path(str(wanted)).exists():
+        return None
+    return replace(spec, backend=name, dtype=parse_dtype(dtype) if dtype else spec.dtype)
+
+
+def check_reference(wanted: Any, name_map: Any = None) -> None:
+    """Raise :class:`UsageError` when ``wanted`` names no reference, or no dump to map the names of. Loads nothing."""
+    recorded = not isinstance(wanted, EngineSpec) and Path(str(wanted)).exists()
+    if name_map is not None and not recorded:
+        raise UsageError(f"name_map is given, but reference {str(wanted)!r} is no path of a dump")
+    if recorded or isinstance(wanted, EngineSpec):
+        return
+    name, _, dtype = str(wanted).partition(":")
+    known = ["eager", *backend_names()]
+    if name not in known:
+        raise UsageError(
+            f"unknown reference {str(wanted)!r}, expected {', '.join(known)} (with ':' and one of "
+            f"{', '.join((*DTYPES, *DTYPE_ALIASES))}) or the path of a trace or dump{nearest(name, known)}"
+        )
+    if dtype:
+        parse_dtype(dtype)

@@ -1,0 +1,82 @@
+"""The one protocol for everything that can be stepped: an engine, the eager reference, a recorded dump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from ditto_core.sites import Tap
+
+TapSink = Callable[[str, "torch.Tensor"], None]
+"""Receives each tap of a step as ``(site, tensor)``. Copy a tensor to keep it past the session's next call."""
+
+
+@dataclass(frozen=True)
+class KernelProperty:
+    """A property of an engine's kernels that makes them coarser than their dtype says, as a probe measured it.
+
+    ``name``: ``TF32``, ``float16 accumulation``. ``ratio``: the probe's error over that of an ideal kernel of the
+    dtype. ``phase``: ``prefill`` when only products of several rows have it, else ``both``. ``evidence``: the figures.
+    """
+
+    name: str
+    ratio: float
+    evidence: str
+    phase: str = "both"
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What a session is, for reports: ``label`` reads ``onnxruntime float32``; ``facts`` holds versions, GPU, TF32 …
+
+    ``kernels`` are measured properties that explain errors above the noise floor.
+    """
+
+    label: str
+    backend: str
+    dtype: str
+    device: str = "cpu"
+    model: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    kernels: tuple[KernelProperty, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SessionInfo:
+        """Inverse of ``dataclasses.asdict``; a record without ``kernels`` has none."""
+        return cls(**{**data, "kernels": tuple(KernelProperty(**kernel) for kernel in data.get("kernels", ()))})
+
+
+class Session(Protocol):
+    """A loaded engine, eager reference or recorded trace that can be stepped."""
+
+    @property
+    def info(self) -> SessionInfo:
+        """What this session is."""
+        ...
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """What :meth:`step` delivers to its sink, in topological order."""
+        ...
+
+    def start(self, batch: int) -> None:
+        """Begin a new sequence for ``batch`` rows: the KV cache becomes empty."""
+        ...
+
+    def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
+        """Run one forward pass, hand every tap to ``sink``, and return the final outputs.
+
+        For a decoder, ``inputs`` are ``input_ids`` [batch, length], ``attention_mask`` [batch, past + length] and
+        ``position_ids`` [batch, length], all int64; the session owns the KV cache, and the outputs hold
+        ``logits`` [batch, length, vocab]. For any other model, the names are forward's parameters.
+        Raises :class:`~ditto_core.errors.RunError` when the engine fails.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the engine."""
+        ...

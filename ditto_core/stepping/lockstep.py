@@ -1,0 +1,238 @@
+"""Step an engine beside its reference on the same tokens; compare each tap and drop it at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.judging import judge, unjudged
+from ditto_core.compare.metrics import measure
+from ditto_core.compare.result import ObserverEffect, TokenResult
+from ditto_core.compare.tokens import Flip
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.session import Session, TapSink
+from ditto_core.stepping.comparer import Comparer, Findings
+from ditto_core.stepping.floor import Floor
+from ditto_core.stepping.prompts import Sequencer, TokenBatch, greedy
+
+if TYPE_CHECKING:
+    from ditto_core.trace import StepWriter
+
+
+class Recorder(Protocol):
+    """Takes what one side of a run produces; :class:`ditto_core.trace.TraceWriter` is one."""
+
+    def step(self, inputs: Mapping[str, torch.Tensor]) -> Any:
+        """Enter a context that yields an object with ``tap(site, tensor)`` and ``finish(outputs, tokens)``."""
+        ...
+
+    def close(self) -> None:
+        """Mark the recording as complete."""
+        ...
+
+
+class TapReader(Protocol):
+    """Reads the engine's taps of each step before they are dropped; :class:`ditto_core.localize.Localizer` is one."""
+
+    def start(self) -> None:
+        """Begin a new sequence."""
+        ...
+
+    def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
+        """Read the taps of a step, by site."""
+        ...
+
+
+@dataclass
+class Sides:
+    """The sessions of a run. ``noisy`` is the reference in the engine's dtype (measures the noise floor); ``plain`` is
+    the engine without taps (observer check). The recorders write the engine's and the reference's traces; ``localizer``
+    measures local errors."""
+
+    engine: Session
+    reference: Session
+    noisy: Session | None = None
+    plain: Session | None = None
+    engine_recorder: Recorder | None = None
+    reference_recorder: Recorder | None = None
+    localizer: TapReader | None = None
+
+    def start(self, rows: int) -> None:
+        """Begin a new sequence on every side."""
+        if self.localizer is not None:
+            self.localizer.start()
+        for session in (self.engine, self.reference, self.noisy, self.plain):
+            if session is not None:
+                session.start(rows)
+
+
+def lockstep(
+    sides: Sides,
+    batch: TokenBatch,
+    *,
+    steps: int,
+    forced: bool = True,
+    tolerance: Tolerance | None = None,
+    floor: Floor | None = None,
+    decode: Callable[[list[int]], str] | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> tuple[Comparison, Floor]:
+    """Run ``steps`` forward passes (a prefill, then decoding) on both sides and compare every tap of each.
+
+    ``forced``: both sides get the reference's greedy token. Otherwise each gets its own, and the run ends where they
+    part. ``floor`` is a noise floor measured earlier; without one, ``sides.noisy`` measures it on the way. Returns the
+    comparison and the floor. Memory holds one step's taps of the engine and one tensor of the reference.
+    """
+    found = Findings(floor=floor or {})
+    tolerance = tolerance or Tolerance()
+    sides.start(batch.rows)
+    engine_side, reference_side = Sequencer(batch), Sequencer(batch)
+    for step in range(steps):
+        engine_inputs = engine_side.inputs()
+        ours, theirs = run_step(sides, step, engine_inputs, reference_side.inputs(), found, tolerance, generated=True)
+        if "logits" not in theirs:
+            found.note("the reference has no logits: both sides follow the engine's tokens, which are not compared")
+        found.engine_tokens.append(greedy(ours["logits"]).tolist())
+        found.reference_tokens.append(greedy(theirs.get("logits", ours["logits"])).tolist())
+        if on_step is not None:
+            on_step(step)
+        chosen = torch.tensor(found.reference_tokens[-1])
+        if not forced and found.engine_tokens[-1] != found.reference_tokens[-1]:
+            found.note(f"free-running: the two sides part after step {step}")
+            break
+        engine_side.advance(chosen)
+        reference_side.advance(chosen)
+    tokens = token_results(found, batch, decode) if found.logits else ()
+    return conclude(sides, found, tolerance, tokens), found.floor
+
+
+def single_step(
+    sides: Sides, inputs: Mapping[str, torch.Tensor], *, tolerance: Tolerance | None = None, floor: Floor | None = None
+) -> tuple[Comparison, Floor]:
+    """Compare one forward pass of a model without a KV cache; final outputs are compared as sites of their own."""
+    found = Findings(floor=floor or {})
+    sides.start(next((t.shape[0] for t in inputs.values() if t.ndim), 1))
+    tolerance = tolerance or Tolerance()
+    run_step(sides, 0, inputs, inputs, found, tolerance, generated=False)
+    return conclude(sides, found, tolerance, ()), found.floor
+
+
+def run_step(
+    sides: Sides,
+    step: int,
+    engine_inputs: Mapping[str, torch.Tensor],
+    reference_inputs: Mapping[str, torch.Tensor],
+    found: Findings,
+    tolerance: Tolerance,
+    *,
+    generated: bool,
+) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+    """Run one step on every side and add what it shows to ``found``; return both sides' final outputs."""
+    engine = sides.engine
+    comparer = Comparer(engine.taps, step, reference_inputs, found, tolerance, engine.info.dtype, generated=generated)
+    ours = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
+    if sides.localizer is not None:
+        sides.localizer.take(step, engine_inputs, comparer.engine)
+    if sides.noisy is not None:
+        comparer.noisy_outputs = sides.noisy.step(reference_inputs, comparer.take_noisy)
+    theirs = recorded(sides.reference, reference_inputs, sides.reference_recorder, comparer.take_reference, generated)
+    comparer.finish(ours, theirs)
+    if sides.plain is not None:
+        observe(found, step, ours, sides.plain.step(engine_inputs, lambda site, tensor: None))
+    return ours, theirs
+
+
+def recorded(
+    session: Session, inputs: Mapping[str, torch.Tensor], recorder: Recorder | None, sink: TapSink, generated: bool
+) -> dict[str, torch.Tensor]:
+    """Step a session; where there is a recorder, it sees every tap before the sink does."""
+    with ExitStack() as stack:
+        writer: StepWriter | None = stack.enter_context(recorder.step(inputs)) if recorder else None
+
+        def both(site: str, tensor: torch.Tensor) -> None:
+            if writer is not None:
+                writer.tap(site, tensor)
+            sink(site, tensor)
+
+        outputs = session.step(inputs, both)
+        if writer is not None:
+            writer.finish(outputs, greedy(outputs["logits"]).tolist() if generated and "logits" in outputs else ())
+    return outputs
+
+
+def observe(found: Findings, step: int, tapped: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> None:
+    """Keep the largest difference between the tapped and the plain engine's final outputs; NaN in both is none."""
+    for name, expected in plain.items():
+        effect = ObserverEffect(measure(tapped[name], expected, equal_nan=True).rel_l2, step, name)
+        if found.observer is None or effect.rel_l2 > found.observer.rel_l2:
+            found.observer = effect
+
+
+def token_results(
+    found: Findings, batch: TokenBatch, decode: Callable[[list[int]], str] | None
+) -> tuple[TokenResult, ...]:
+    """Collect the generated tokens row by row, with the steps at which the reference nearly tied."""
+    decode = decode or (lambda ids: "")
+    rows = []
+    for row in range(batch.rows):
+        ours = tuple(tokens[row] for tokens in found.engine_tokens)
+        theirs = tuple(tokens[row] for tokens in found.reference_tokens)
+        ties = tuple(m.step for m in found.logits if any(f.index[0] == row and tied(found, m.step, f) for f in m.flips))
+        prompt = batch.texts[row] if batch.texts else ""
+        rows.append(TokenResult(prompt, ours, theirs, decode(list(ours)), decode(list(theirs)), ties))
+    return tuple(rows)
+
+
+def tied(found: Findings, step: int, flip: Flip) -> bool:
+    """Tell whether a flip says nothing: the reference's gap is within rounding, or within its own noise.
+
+    The noise floor gives the usual error of one logit; the difference of two has sqrt(2) of it, and four times that
+    is as likely as one in ten thousand.
+    """
+    if flip.near_tie:
+        return True
+    final = max((r for r in found.results if r.step == step), key=lambda r: r.order, default=None)
+    if final is None or final.floor is None or not 0 < final.metrics.rel_l2 < math.inf:
+        return False
+    size = final.metrics.rms / final.metrics.rel_l2
+    return flip.gap <= 4 * math.sqrt(2) * final.floor * size
+
+
+def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[TokenResult, ...]) -> Comparison:
+    """Judge what was found."""
+    taps = sides.engine.taps
+    info = sides.engine.info
+    results = judge(found.results, tolerance, taps, info)
+    return Comparison(
+        engine=info,
+        reference=sides.reference.info,
+        results=results,
+        tolerance=tolerance,
+        tokens=tokens,
+        logits=tuple(found.logits),
+        observer=found.observer,
+        missing=unjudged(info.dtype, results, found.logits) | found.missing,
+        taps=taps,
+        notes=(*found.notes, *tolerance.idle(r.step for r in results)),
+    )
+
+
+@contextmanager
+def recording(sides: Sides, writers: tuple[Recorder, Recorder] | None) -> Iterator[None]:
+    """Attach trace writers to both sides for the time of a run, and complete the traces when it ends well."""
+    if writers is None:
+        yield
+        return
+    sides.engine_recorder, sides.reference_recorder = writers
+    try:
+        yield
+        for writer in writers:
+            writer.close()
+    finally:
+        sides.engine_recorder = sides.reference_recorder = None

@@ -1,0 +1,94 @@
+"""Files that are written whole or not at all, and errors about files in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from ditto_core.errors import DittoError, TraceError
+from ditto_core.system.atomic import temporary_name
+
+_BLOCK = 1 << 20
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 (hex) of a file, read in blocks."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            sha.update(block)
+    return sha.hexdigest()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal into one line that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file so that readers see the old content or the new, never a part. Folders above it are made.
+
+    Raises :class:`TraceError` when the system refuses.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(text)
+
+
+def check_writable(path: Path) -> None:
+    """Raise :class:`TraceError` before the work whose result could not be written to ``path`` after it."""
+    with writing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(path)
+        temporary.touch()
+        temporary.unlink()
+
+
+@contextlib.contextmanager
+def reading(path: Path, what: str = "") -> Iterator[None]:
+    """Turn whatever a damaged, foreign or missing file raises into one line that names it (and ``what`` inside it).
+
+    Parsers of untrusted bytes raise nearly anything, so every exception but our own counts as the file's fault.
+    """
+    place = f"{path}: {what}" if what else str(path)
+    try:
+        yield
+    except DittoError:
+        raise
+    except FileNotFoundError:
+        raise TraceError(f"{place} is missing") from None
+    except Exception as error:
+        raise TraceError(f"{place} cannot be read: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, or its class when it has none."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return f"no key {text}" if isinstance(error, KeyError) else text
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[str]]:
+    """Open a text file for writing that takes the place of ``path`` when the block ends without an error."""
+    temporary = temporary_name(path)
+    try:
+        with writing(path):
+            with temporary.open("w", encoding="utf-8") as file:
+                yield file
+            temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,168 @@
+"""What a thing is, by its content: files, directories and modules become SHA-256 digests."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.errors import ModelError
+from ditto_core.system.atomic import write_atomic
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 4 << 20
+RACY_NS = 2_000_000_000
+"""A file that changed less than this before it was hashed may change again within the clock's tick: not remembered."""
+
+
+def fingerprint(*parts: Any) -> str:
+    """Return the SHA-256 (hex) of the canonical JSON of ``parts``."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 (hex) of a file's bytes, always reading it."""
+    digest, buffer = hashlib.sha256(), bytearray(BLOCK)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class DigestMemo:
+    """Remembers digests of unchanged files, so that large weights are read once.
+
+    One small JSON file a path below ``directory``. A digest is used only while size, mtime, ctime, device and inode
+    are what they were: a file that was written to, replaced or restored with its old mtime is read again.
+    """
+
+    directory: Path
+
+    def digest(self, path: Path) -> str:
+        """Return the SHA-256 (hex) of a file, from memory when it is unchanged."""
+        path = path.resolve()
+        before = _identity(path)
+        note = self.directory / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
+        known = _read_note(note)
+        if known.get("identity") == before and isinstance(known.get("sha256"), str):
+            return str(known["sha256"])
+        digest = hash_file(path)
+        settled = time.time_ns() - max(before["ctime_ns"], before["mtime_ns"]) > RACY_NS
+        if settled and _identity(path) == before:
+            self._write(note, {"path": str(path), "identity": before, "sha256": digest})
+        return digest
+
+    def _write(self, note: Path, data: dict[str, Any]) -> None:
+        with suppress(OSError):  # a memo that cannot be written costs time, not correctness
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_atomic(note, json.dumps(data))
+
+
+def _identity(path: Path) -> dict[str, int]:
+    stat = path.stat()
+    names = ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev")
+    return {name.removeprefix("st_"): int(getattr(stat, name)) for name in names}
+
+
+def _read_note(note: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        data = json.loads(note.read_text())
+        if isinstance(data, dict):
+            return data
+    return {}
+
+
+def file_digest(path: Path, memo: DigestMemo | None = None) -> str:
+    """Return the SHA-256 (hex) of a file. Raises :class:`ModelError` when it cannot be read."""
+    try:
+        return memo.digest(path) if memo else hash_file(path)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+
+
+def directory_digest(path: Path, patterns: Iterable[str] = ("**/*",), memo: DigestMemo | None = None) -> str:
+    """Return one digest of all files below ``path`` that match any glob, by relative name and content.
+
+    Links are followed, so a Hub snapshot counts by content. Raises :class:`ModelError` when nothing matches.
+    """
+    patterns = tuple(patterns)
+    files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
+    if not files:
+        raise ModelError(f"no file below {path} matches {', '.join(patterns)}")
+    return fingerprint([[file.relative_to(path).as_posix(), file_digest(file, memo)] for file in files])
+
+
+def module_digest(module: torch.nn.Module) -> str:
+    """Return a digest of what a module computes.
+
+    Covered: parameters and buffers by name, dtype, shape and bytes; source code of every module class and its bases;
+    plain settings that a class keeps as attributes (epsilon, stride, flags); the ``transformers`` configuration.
+    Not covered: free functions that a ``forward`` calls.
+    """
+    classes = sorted({cls for m in module.modules() for cls in _own_classes(type(m))}, key=_qualified)
+    settings = [[name, _qualified(type(m)), _settings(m)] for name, m in module.named_modules()]
+    config: Any = getattr(module, "config", None)
+    return fingerprint(
+        [list(row) for row in _tensors(module)],
+        [[_qualified(cls), _source(cls)] for cls in classes],
+        settings,
+        config.to_dict() if hasattr(config, "to_dict") else None,
+    )
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, str, list[int], str]]:
+    seen: dict[int, str] = {}  # tied weights are read once
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        if id(tensor) not in seen:
+            seen[id(tensor)] = _tensor_bytes(tensor)
+        yield name, str(tensor.dtype), list(tensor.shape), seen[id(tensor)]
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> str:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().data).hexdigest()
+
+
+def _own_classes(cls: type) -> Iterator[type]:
+    for base in cls.__mro__:
+        if base.__module__.startswith("torch.nn.modules.module") or base is object:
+            return
+        yield base
+
+
+def _qualified(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _source(cls: type) -> str:
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):  # made at run time, or in an interactive session
+        return ""
+    except SystemError:  # CPython 3.11's ast.parse fails so when another thread parses meanwhile
+        return _source(cls)
+
+
+def _settings(module: torch.nn.Module) -> dict[str, str]:
+    return {name: repr(value) for name, value in sorted(vars(module).items()) if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, (bool, int, float, str, type(None)))

@@ -8,8 +8,7 @@ import pytest
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.debug.iterations import IterationOptions
 from ditto_core.debug.precision import find_precision
-from ditto_core.debug.trials import PrecisionOptions
-from ditto_core.debug.trials import Elsewhere
+from ditto_core.debug.trials import Elsewhere, PrecisionOptions
 from ditto_core.engines.workers import on_cluster
 from ditto_core.errors import UsageError
 from ditto_core.gates import run_gate

@@ -225,7 +225,7 @@ def compare(pair: Pair, rows: Sequence[Sequence[int]], steps: int) -> Comparison
 
 def sides(pair: Pair) -> Sides:
     """Return the engine, the reference and its rounding, built and opened."""
-    return Sides(pair.engine, pair.reference, pair.noisy)
+    return Sides(pair.sessions.engine, pair.sessions.reference, pair.sessions.low_precision)
 
 
 def check_hypothesis() -> None:

@@ -164,7 +164,7 @@ class EngineSpec:
         """Return one of the backend's own settings."""
         return dict(self.options).get(name, default)
 
-    def plain(self) -> EngineSpec:
+    def untapped(self) -> EngineSpec:
         """Return the same engine without any tap: the observer check compares against it."""
         return replace(self, outputs=(), aliases=())
 

@@ -15,8 +15,8 @@ from pytest_ditto.progress import progress_of
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
-    from ditto_core.pair.options import PairOptions
     from ditto_core.pair.pair import Pair
+    from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import EngineSpec
 
 NAME_LENGTH = 100
@@ -35,7 +35,7 @@ class Bench:
 
         last = self._pair
         if last is not None and last.spec == spec and last.options.same_sessions(options):
-            self._pair = last.renewed(options)
+            self._pair = Pair(self.workspace, spec, options, sessions=last.sessions)
         else:
             self.close()
             self.workspace.keep_only(spec.model)

@@ -15,8 +15,8 @@ from pytest_ditto.options import OPTIONS
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
-    from ditto_core.pair.options import PairOptions
     from ditto_core.pair.pair import Pair
+    from ditto_core.pair.pair_options import PairOptions
     from ditto_core.session import Session
     from ditto_core.spec import EngineSpec
 
@@ -48,7 +48,7 @@ def ditto(request: pytest.FixtureRequest, ditto_workspace: Workspace, _ditto_eng
     bench = bench_of(request.config)
     pair = bench.pair(asked.spec, replace(asked.options, dump=folder))
     try:
-        _ = pair.engine_files
+        _ = pair.engine
     except BackendError as error:
         refuse(item, str(error), must=options.require_backends)
     item.stash[PAIR] = pair
@@ -57,14 +57,14 @@ def ditto(request: pytest.FixtureRequest, ditto_workspace: Workspace, _ditto_eng
 
 @pytest.fixture
 def ditto_engine(ditto: Pair) -> Session:
-    """The engine's :class:`~ditto_core.backends.base.Session`."""
-    return ditto.engine
+    """The engine's :class:`~ditto_core.session.Session`."""
+    return ditto.sessions.engine
 
 
 @pytest.fixture
 def ditto_reference(ditto: Pair) -> Session:
-    """The reference's :class:`~ditto_core.backends.base.Session`."""
-    return ditto.reference
+    """The reference's :class:`~ditto_core.session.Session`."""
+    return ditto.sessions.reference
 
 
 def require(item: pytest.Item, spec: EngineSpec, options: PairOptions, *, must: bool) -> None:

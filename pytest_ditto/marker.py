@@ -14,7 +14,7 @@ from ditto_core.errors import UsageError, nearest
 from pytest_ditto.options import OPTIONS, Options
 
 if TYPE_CHECKING:
-    from ditto_core.pair.options import PairOptions
+    from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import EngineSpec
 
 MARKER = "ditto_engine"
@@ -51,7 +51,7 @@ class Arguments(NamedTuple):
     @classmethod
     def known(cls) -> Arguments:
         """Read them off the classes."""
-        from ditto_core.pair.options import PairOptions
+        from ditto_core.pair.pair_options import PairOptions
         from ditto_core.spec import EngineSpec
 
         spec = tuple(field.name for field in fields(EngineSpec) if field.name != "model")
@@ -228,7 +228,7 @@ def read_pair_options(arguments: Mapping[str, Any], options: Options, root: Path
     """Build and check the pair's options; the project's tolerances stand behind the marker's. Raises ``UsageError``."""
     from ditto_core.compare.rules import project_tolerance
     from ditto_core.compare.tolerance import Tolerance
-    from ditto_core.pair.options import PairOptions
+    from ditto_core.pair.pair_options import PairOptions
     from ditto_core.pair.reference import check_reference
 
     chosen = {name: arguments[name] for name in Arguments.known().pair if name in arguments}

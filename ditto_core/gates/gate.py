@@ -46,7 +46,7 @@ class Gate:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spec", self.spec.plain())
+        object.__setattr__(self, "spec", self.spec.untapped())
         object.__setattr__(self, "reference", resolved(self.spec, self.reference))
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
@@ -60,7 +60,7 @@ class Gate:
 def resolved(spec: EngineSpec, reference: Any) -> Any:
     """Return a gate's reference as a spec, or as ``eager`` with a dtype. Raises :class:`UsageError`."""
     if isinstance(reference, EngineSpec):
-        return reference.plain()
+        return reference.untapped()
     check_reference(reference)
     if Path(str(reference)).is_dir():
         raise UsageError(f"a gate cannot run on the trace {reference}: it has one prompt's steps, not a suite's")

@@ -10,7 +10,7 @@ from ditto_core.errors import RunError
 from ditto_core.gates.record import Record
 from ditto_core.gates.scoring import Known, Scorer
 from ditto_core.gates.suite import Sample
-from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from ditto_core.system.gpus import check_device
 

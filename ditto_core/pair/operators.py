@@ -7,7 +7,8 @@ no kernel of an engine takes part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,20 +21,22 @@ from ditto_core.localize.local import FACTORS
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import Blame
-    from ditto_core.pair.pair import Pair
+    from ditto_core.pair.sessions import Sessions
+    from ditto_core.sites import Tap
+    from ditto_core.spec import EngineSpec
 
 FACTOR = 2.0
 """One operator may add this many times what a site of the dtype may."""
 
 
 class OperatorCheck:
-    """The operators between a blamed site and its inputs, and what each adds."""
+    """The operators between a blamed site and its inputs, and what each adds. ``reader.worst`` is the result."""
 
-    def __init__(self, pair: Pair, blamed: Blame) -> None:
-        self._graph = Graph(pair.workspace.export(pair.spec).graph_path())
-        taps = {tap.site: tap.value for tap in pair.engine_files.taps}
+    def __init__(self, sessions: Sessions, blamed: Blame) -> None:
+        self._graph = Graph(sessions.export.graph_path())
+        self._spec = sessions.spec
+        taps = {tap.site: tap.value for tap in sessions.built.taps}
         self._value = taps[blamed.site]
-        self.dtype = pair.spec.dtype
         self.step = blamed.step
         segment = self._graph.segment(self._value, set(taps.values()))
         self.operators = segment.operators
@@ -44,17 +47,18 @@ class OperatorCheck:
         """The operator's description where there is just one."""
         return str(self.operators[-1]) if self.operators else ""
 
-    def blame(self, pair: Pair, run: Callable[[Pair], Any]) -> str:
-        """Run the closer engine; return the operator that adds the most, or an empty string when none does."""
-        names = {tap.value: tap.site for tap in pair.engine_files.taps}
-        reader = Reader(self, {site: name for name, site in names.items()})
-        pair.reader = reader
-        run(pair)
-        return reader.worst
+    @property
+    def spec(self) -> EngineSpec:
+        """What the closer engine is built from: each operator's result is a tap."""
+        return replace(self._spec, outputs=(*self._spec.outputs, *(f"onnx:{value}" for value in self.values)))
+
+    def reader(self, taps: Iterable[Tap]) -> Reader:
+        """Return what measures the operators during a run of the closer engine, by its taps."""
+        return Reader(self, {tap.site: tap.value for tap in taps})
 
     def measure(self, values: Mapping[str, Any]) -> str:
         """Return the first operator, in topological order, whose output is not what it computes from its inputs."""
-        bound = FACTOR * FACTORS[self.dtype] * EPSILON[self.dtype]
+        bound = FACTOR * FACTORS[self._spec.dtype] * EPSILON[self._spec.dtype]
         for operator in self.operators:
             error = operator_error(operator, values, self._graph)
             if error is not None and not error <= bound:
@@ -70,6 +74,7 @@ class Reader:
         self._values = values
         self._past: dict[str, Any] = {}
         self.worst = ""
+        """The operator that is to blame, empty when none is."""
 
     def start(self) -> None:
         """Begin a new sequence."""

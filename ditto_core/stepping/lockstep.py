@@ -51,14 +51,14 @@ class TapReader(Protocol):
 
 @dataclass
 class Sides:
-    """The sessions of a run. ``noisy`` is the reference in the engine's dtype (measures the noise floor); ``plain`` is
-    the engine without taps (observer check). The recorders write the engine's and the reference's traces; ``localizer``
-    measures local errors."""
+    """The sessions of a run. ``low_precision`` is the reference in the engine's dtype (measures the noise floor);
+    ``untapped`` is the engine without taps (observer check). The recorders write the engine's and the reference's
+    traces; ``localizer`` measures local errors."""
 
     engine: Session
     reference: Session
-    noisy: Session | None = None
-    plain: Session | None = None
+    low_precision: Session | None = None
+    untapped: Session | None = None
     engine_recorder: Recorder | None = None
     reference_recorder: Recorder | None = None
     localizer: TapReader | None = None
@@ -67,7 +67,7 @@ class Sides:
         """Begin a new sequence on every side."""
         if self.localizer is not None:
             self.localizer.start()
-        for session in (self.engine, self.reference, self.noisy, self.plain):
+        for session in (self.engine, self.reference, self.low_precision, self.untapped):
             if session is not None:
                 session.start(rows)
 
@@ -86,8 +86,8 @@ def lockstep(
     """Run ``steps`` forward passes (a prefill, then decoding) on both sides and compare every tap of each.
 
     ``forced``: both sides get the reference's greedy token. Otherwise each gets its own, and the run ends where they
-    part. ``floor`` is a noise floor measured earlier; without one, ``sides.noisy`` measures it on the way. Returns the
-    comparison and the floor. Memory holds one step's taps of the engine and one tensor of the reference.
+    part. ``floor`` is a noise floor measured earlier; without one, ``sides.low_precision`` measures it on the way.
+    Returns the comparison and the floor. Memory holds one step's taps of the engine and one tensor of the reference.
     """
     found = Findings(floor=floor or {})
     tolerance = tolerance or Tolerance()
@@ -139,12 +139,12 @@ def run_step(
     ours = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
     if sides.localizer is not None:
         sides.localizer.take(step, engine_inputs, comparer.engine)
-    if sides.noisy is not None:
-        comparer.noisy_outputs = sides.noisy.step(reference_inputs, comparer.take_noisy)
+    if sides.low_precision is not None:
+        comparer.noisy_outputs = sides.low_precision.step(reference_inputs, comparer.take_noisy)
     theirs = recorded(sides.reference, reference_inputs, sides.reference_recorder, comparer.take_reference, generated)
     comparer.finish(ours, theirs)
-    if sides.plain is not None:
-        observe(found, step, ours, sides.plain.step(engine_inputs, lambda site, tensor: None))
+    if sides.untapped is not None:
+        observe(found, step, ours, sides.untapped.step(engine_inputs, lambda site, tensor: None))
     return ours, theirs
 
 
@@ -166,9 +166,11 @@ def recorded(
     return outputs
 
 
-def observe(found: Findings, step: int, tapped: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> None:
-    """Keep the largest difference between the tapped and the plain engine's final outputs; NaN in both is none."""
-    for name, expected in plain.items():
+def observe(
+    found: Findings, step: int, tapped: Mapping[str, torch.Tensor], untapped: Mapping[str, torch.Tensor]
+) -> None:
+    """Keep the largest difference between the tapped and the untapped engine's final outputs; NaN in both is none."""
+    for name, expected in untapped.items():
         effect = ObserverEffect(measure(tapped[name], expected, equal_nan=True).rel_l2, step, name)
         if found.observer is None or effect.rel_l2 > found.observer.rel_l2:
             found.observer = effect

@@ -26,7 +26,7 @@ def test_every_tap_of_every_step_of_a_left_padded_batch_is_within_the_noise_floo
     run.assert_same_tokens()
     assert run.steps == 12
     assert not run.missing
-    assert len(run.sites) == len({tap.value for tap in pair.engine.taps}) >= 40
+    assert len(run.sites) == len({tap.value for tap in pair.sessions.engine.taps}) >= 40
     assert all(result.floor is not None for result in run)
     assert run.observer is not None
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from ditto_core.errors import UsageError
 from ditto_core.fuzz import Corpus, Fuzzer, Limits, compare
 from ditto_core.model.loading import tiny_decoder
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 
 LIMITS = Limits(rows=2, length=12, steps=1)

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from ditto_core.errors import SelectorError, UsageError
 from ditto_core.graphs import cut as onnx_cut
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from tests import graph_faults
 from tests.models import llama, tapped_net
@@ -25,9 +26,9 @@ def faulty_pair(workspace, tmp_path):
     pairs = []
 
     def make(edit, outputs=("**", "**:**"), **fields):
-        pair = Pair(workspace, EngineSpec.of(llama, outputs=outputs, **fields))
-        pair.options = pair.options.__class__(observer=False)
-        pair.__dict__["engine_files"] = graph_faults.faulty_engine(pair.engine_files, tmp_path / "faulty", edit)
+        spec = EngineSpec.of(llama, outputs=outputs, **fields)
+        engine = graph_faults.faulty_engine(workspace.build(spec), tmp_path / "faulty", edit)
+        pair = Pair(workspace, spec, PairOptions(observer=False), engine)
         pairs.append(pair)
         return pair
 

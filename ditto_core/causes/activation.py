@@ -22,11 +22,6 @@ def quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-def tanh_gelu_rounded(x: torch.Tensor) -> torch.Tensor:
-    """GELU by tanh with the constant cut to 0.7978845608, as some kernels write it."""
-    return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
-
-
 def hard_swish(x: torch.Tensor) -> torch.Tensor:
     """SiLU by pieces."""
     return F.hardswish(x)

@@ -21,7 +21,6 @@ from ditto_core.dumps.polygraphy import save_inputs, save_outputs
 from ditto_core.errors import RunError, UsageError
 from ditto_core.system.fingerprint import fingerprint, hash_file
 
-DEFAULT_ARTIFACT = Path("polygraphy_debug.onnx")
 INPUTS_SUFFIX, EXPECTED_SUFFIX = "_inputs.json", "_expected.json"
 
 
@@ -52,7 +51,6 @@ class Reduced:
     seconds: float
     output: Path
     ranking: Mapping[str, float]
-    unrated: int
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -80,7 +78,6 @@ def reduce_model(options: ReduceOptions, iteration: IterationOptions, output: Pa
             round(iterations.seconds, 3),
             output,
             {graph.label(i): search.errors[i] for i in suspects(search.errors)},
-            len(graph.nodes) - len(search.errors) if search.errors else 0,
         )
 
 

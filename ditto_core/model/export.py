@@ -26,7 +26,6 @@ from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper, vo
 from ditto_core.sites import Provenance, Tap, source_line
 
 ONNX_FILE = "model.onnx"
-WEIGHTS_FILE = "model.onnx.data"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
 FORMAT = 2

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.result import SiteResult
 
-MISSING, WITHIN, WIDENED, HEALED, DIVERGED, NOT_FINITE = range(6)
-"""States of a cell of the heat map; the page's script knows the same numbers."""
+WITHIN, WIDENED, HEALED, DIVERGED, NOT_FINITE = range(1, 6)
+"""States of a cell of the heat map, 0: not compared; the page's script knows the same numbers."""
 
 STATES = ("not compared", "within", "explained", "healed", "diverged", "not finite")
 ELEMENTS = {"max_abs_actual": 9, "max_abs_expected": 9}

@@ -73,11 +73,6 @@ class Repro:
         """Tell whether the engine's output is wrong for the engine's own inputs: else the error came from upstream."""
         return not self.rel_l2 <= self.bound
 
-    @property
-    def stands_alone(self) -> bool:
-        """Tell whether the operators by themselves are wrong too: else the engine does otherwise inside its graph."""
-        return self.rerun is not None and not self.rerun <= self.bound
-
 
 @dataclass(frozen=True)
 class Moment:

@@ -110,7 +110,6 @@ def test_one_matmul_of_an_exported_llama_is_found_and_its_activations_are_real(w
     assert left == list(case.faulty)
     assert result["total"] > 100
     assert result["judged"] == 2
-    assert result["unrated"] == 0
     (value,) = onnx.load("out.onnx").graph.input
     assert value.name in {v for n in case.bad.graph.node for v in n.output}
     assert [d.dim_value for d in value.type.tensor_type.shape.dim] == [1, 5, 128]

@@ -38,8 +38,8 @@ def test_the_perplexity_of_the_prompts_is_what_transformers_says(pair, workspace
     counts = [len(prompt) - 1 for prompt in PROMPTS]
     mean = sum(float(loss) * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
     assert run.logits[0].perplexity_expected == pytest.approx(math.exp(mean), rel=1e-4)
-    assert run.logits[0].perplexity_ratio == pytest.approx(1, rel=1e-4)
-    assert run.logits[1].perplexity_ratio is None
+    assert run.logits[0].perplexity_actual == pytest.approx(run.logits[0].perplexity_expected, rel=1e-4)
+    assert (run.logits[1].perplexity_actual, run.logits[1].perplexity_expected) == (None, None)
 
 
 def test_nearly_every_single_output_module_is_one_engine_tensor_and_the_rest_are_listed(pair, workspace):

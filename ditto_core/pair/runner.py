@@ -17,6 +17,7 @@ from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
+    from ditto_core.localize import Localizer
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.pair.sessions import Sessions
     from ditto_core.system.receipt import Receipt
@@ -36,14 +37,12 @@ class Runner:
         self, run_fn: RunFn, key: Any, *, localize: bool | None, reader: TapReader | None, dump: Path | None
     ) -> Comparison:
         """Run and compare. ``key`` tells the inputs apart whose noise floors are kept, ``dump`` is the run's folder."""
-        from ditto_core.pair.localizing import localized, open_localizer
-
         sessions, options = self._sessions, self._options
         self._check_tolerance()
         path = sessions.workspace.floor_path(self._floor_key(key))
         floor = read_floor(path)
         low_precision = None if floor else sessions.low_precision
-        localizer = open_localizer(sessions) if (options.localize if localize is None else localize) else None
+        localizer = self._localizer() if (options.localize if localize is None else localize) else None
         sides = Sides(
             sessions.engine, sessions.reference, low_precision, sessions.untapped, localizer=localizer or reader
         )
@@ -55,7 +54,7 @@ class Runner:
             write_floor(path, measured)
         comparison = replace(self._settled(comparison), dump=str(dump or ""), receipt=self._receipt())
         if localizer is not None:
-            return localized(sessions, localizer, comparison)
+            return self._localized(localizer, comparison)
         if not comparison and seconds <= options.localize_failed:
             return self._localized_again(run_fn, comparison, measured)
         return comparison
@@ -86,15 +85,23 @@ class Runner:
 
     def _localized_again(self, run_fn: RunFn, failed: Comparison, floor: Floor) -> Comparison:
         """Run once more for the local errors; a model that cannot be replayed on the engine's tensors only says so."""
-        from ditto_core.pair.localizing import localized, open_localizer
-
         try:
-            localizer = open_localizer(self._sessions)
+            localizer = self._localizer()
             with torch_threads(self._options.threads):
                 run_fn(Sides(self._sessions.engine, self._sessions.reference, localizer=localizer), floor)
-            return localized(self._sessions, localizer, failed)
+            return self._localized(localizer, failed)
         except DittoError as error:
             return replace(failed, notes=(*failed.notes, f"not localized: {error}"))
+
+    def _localizer(self) -> Localizer:
+        from ditto_core.pair.localizing import open_localizer
+
+        return open_localizer(self._sessions)
+
+    def _localized(self, localizer: Localizer, comparison: Comparison) -> Comparison:
+        from ditto_core.pair.localizing import localized
+
+        return localized(self._sessions, localizer, comparison)
 
     def _receipt(self) -> Receipt:
         from ditto_core.system.receipt import make_receipt

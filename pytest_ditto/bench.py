@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ditto_core.errors import BackendError, UsageError
-from pytest_ditto.options import OPTIONS, Options
 from pytest_ditto.progress import progress_of
+from pytest_ditto.pytest_options import OPTIONS, PytestOptions
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
@@ -92,7 +92,7 @@ def unavailable(spec: EngineSpec) -> str:
     return ""
 
 
-def dump_folder(options: Options, nodeid: str) -> Path | None:
+def dump_folder(options: PytestOptions, nodeid: str) -> Path | None:
     """Return the folder of a test's dump: its readable name, and a digest that keeps similar names apart."""
     if options.dump_dir is None:
         return None

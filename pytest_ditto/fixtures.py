@@ -11,7 +11,7 @@ import pytest
 from ditto_core.errors import BackendError, UsageError
 from pytest_ditto.bench import bench_of, dump_folder, unavailable
 from pytest_ditto.marker import wanted
-from pytest_ditto.options import OPTIONS
+from pytest_ditto.pytest_options import OPTIONS
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace

@@ -16,7 +16,7 @@ from ditto_core.errors import UsageError, nearest
 from pytest_ditto.bench import bench_of
 from pytest_ditto.fixtures import require
 from pytest_ditto.marker import wanted
-from pytest_ditto.options import OPTIONS
+from pytest_ditto.pytest_options import OPTIONS
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace

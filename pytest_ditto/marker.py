@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from ditto_core.errors import UsageError, nearest
-from pytest_ditto.options import OPTIONS, Options
+from pytest_ditto.pytest_options import OPTIONS, PytestOptions
 
 if TYPE_CHECKING:
     from ditto_core.pair.pair_options import PairOptions
@@ -224,7 +224,7 @@ def read_spec(arguments: Mapping[str, Any]) -> EngineSpec:
     return spec
 
 
-def read_pair_options(arguments: Mapping[str, Any], options: Options, root: Path) -> PairOptions:
+def read_pair_options(arguments: Mapping[str, Any], options: PytestOptions, root: Path) -> PairOptions:
     """Build and check the pair's options; the project's tolerances stand behind the marker's. Raises ``UsageError``."""
     from ditto_core.compare.rules import project_tolerance
     from ditto_core.compare.tolerance import Tolerance

@@ -19,7 +19,7 @@ from pytest_ditto import reports
 from pytest_ditto.bench import NOTES
 from pytest_ditto.fixtures import PAIR, UNAVAILABLE
 from pytest_ditto.marker import MARKER, uses_ditto
-from pytest_ditto.options import OPTIONS
+from pytest_ditto.pytest_options import OPTIONS
 from pytest_ditto.readers import ALL
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ditto_core.errors import DittoError
-from pytest_ditto.options import OPTIONS
+from pytest_ditto.pytest_options import OPTIONS
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison

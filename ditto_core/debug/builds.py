@@ -145,11 +145,11 @@ def tactics_file(path: Path) -> Path:
 def make_builder(name: str, model: Path, engine: OnnxRuntime, options: Mapping[str, Any]) -> Builder:
     """Return a builder by the name of its backend. Raises :class:`UsageError` for one that has none, or an option."""
     if name == "tensorrt":
-        from ditto_core.backends.tensorrt.options import Options
+        from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
 
         for given in SETTLED.keys() & options.keys():
             raise UsageError(f"--option {given} is of no use here: {SETTLED[given]}")
-        return TensorRTBuilder(model, Options.parse({**options, "probe": False}).to_json())
+        return TensorRTBuilder(model, TensorrtOptions.parse({**options, "probe": False}).to_json())
     if name == "onnxruntime" and options:
         raise UsageError(f"--option {next(iter(options))} is of no use to onnxruntime here, expected --level")
     if name == "onnxruntime":

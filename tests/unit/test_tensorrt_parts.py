@@ -18,8 +18,8 @@ from ditto_core.backends.tensorrt.layers import (
 )
 from ditto_core.backends.tensorrt.library import clean, load_library
 from ditto_core.backends.tensorrt.listener import in_shape
-from ditto_core.backends.tensorrt.options import Options, dimension_sizes
 from ditto_core.backends.tensorrt.state import read_state, state_file, update_state
+from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions, dimension_sizes
 from ditto_core.cache import Cache
 from ditto_core.errors import BackendError, UsageError
 from ditto_core.graphs.nodes import Graph
@@ -28,8 +28,8 @@ from ditto_core.spec import EngineSpec, ShapeProfile
 from tests.engines.onnx_files import two_layers
 
 
-def options(**values) -> Options:
-    return Options.of(EngineSpec.of("model", backend="tensorrt", options=values))
+def options(**values) -> TensorrtOptions:
+    return TensorrtOptions.of(EngineSpec.of("model", backend="tensorrt", options=values))
 
 
 def test_options_read_what_a_command_line_gives_as_text():

@@ -24,8 +24,8 @@ from ditto_core.backends.tensorrt.layers import (
 from ditto_core.backends.tensorrt.library import Library, Messages, load_library
 from ditto_core.backends.tensorrt.manifest import ENGINE_FILE, EngineManifest
 from ditto_core.backends.tensorrt.network import Network
-from ditto_core.backends.tensorrt.options import Options, dimension_sizes, ranges
 from ditto_core.backends.tensorrt.state import TIMING, read_state, state_file, update_state
+from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions, dimension_sizes, ranges
 from ditto_core.errors import BuildError
 from ditto_core.sites import Tap
 from ditto_core.spec import ShapeProfile
@@ -45,7 +45,7 @@ class Order:
     decoder: bool
     dtype: str
     profile: ShapeProfile
-    options: Options
+    options: TensorrtOptions
     artifacts: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Order:
             data["decoder"],
             data["dtype"],
             ShapeProfile.parse(data["profile"]),
-            Options(**data["options"]),
+            TensorrtOptions(**data["options"]),
             Path(data["artifacts"]) if data["artifacts"] else None,
         )
 

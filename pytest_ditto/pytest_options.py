@@ -28,7 +28,7 @@ GROUP = "ditto-engine"
 
 
 @dataclass(frozen=True)
-class Options:
+class PytestOptions:
     """What the user chose for this run. Folders are absolute; ``None`` and ``0`` leave a choice to the default."""
 
     dump_dir: Path | None = None
@@ -48,12 +48,12 @@ class Options:
     pin_gpus: bool = True
 
 
-OPTIONS = pytest.StashKey[Options]()
+OPTIONS = pytest.StashKey[PytestOptions]()
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One choice: its field in :class:`Options`, its spellings, and how its text becomes a value.
+    """One choice: its field in :class:`PytestOptions`, its spellings, and how its text becomes a value.
 
     ``read`` takes the text and the folder that relative paths start from, and raises ``ValueError`` with what it
     expected. A ``switch`` takes no value on the command line, where giving it means ``on_value``. A ``repeatable`` one
@@ -212,12 +212,12 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(setting.ini, f"Same as {setting.flag}", default=None)
 
 
-def read_options(config: pytest.Config) -> Options:
+def read_options(config: pytest.Config) -> PytestOptions:
     """Read every setting: command line over environment over ini over default.
 
     Raises :class:`pytest.UsageError`, in one line, for a value that cannot be.
     """
-    return Options(**{s.name: read_setting(config, s) for s in SETTINGS if find(config, s) is not None})
+    return PytestOptions(**{s.name: read_setting(config, s) for s in SETTINGS if find(config, s) is not None})
 
 
 def read_setting(config: pytest.Config, setting: Setting) -> Any:

@@ -55,7 +55,7 @@ class ComparisonData:
     receipt: Receipt | None = None
 
     def __bool__(self) -> bool:
-        return self.measured and not self.missing and all(result.ok for result in self.results) and self.logits_ok
+        return self.measured and not self.missing and not self.failures and self.logits_ok
 
     def __iter__(self) -> Iterator[SiteResult]:
         return iter(sorted(self.results, key=lambda r: (-r.verdict.margin, r.step, r.order)))
@@ -81,7 +81,7 @@ class ComparisonData:
         """Tell whether no verdict on the logits failed."""
         return all(verdict.ok for _, verdict in self.logits_verdicts)
 
-    @property
+    @cached_property
     def measured(self) -> bool:
         """Tell whether any element was compared: tensors that are all empty say nothing."""
         return any(result.metrics.count for result in self.results)
@@ -96,7 +96,7 @@ class ComparisonData:
         """Sites compared, in topological order."""
         return tuple(dict.fromkeys(r.site for r in sorted(self.results, key=lambda r: r.order)))
 
-    @property
+    @cached_property
     def failures(self) -> tuple[SiteResult, ...]:
         """Results that make the comparison fail, earliest step first, then topological order."""
         return tuple(sorted((r for r in self.results if not r.ok), key=lambda r: (r.step, r.order)))
@@ -111,7 +111,7 @@ class ComparisonData:
         """Results above their bound whose error is gone downstream."""
         return tuple(r for r in self.results if r.healed)
 
-    @property
+    @cached_property
     def worst(self) -> SiteResult | None:
         """The result with the largest margin."""
         return next(iter(self), None)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ditto_core.errors import RunError
+from ditto_core.errors import RunError, first_line
 from ditto_core.model.loading import LoadedModel, cast_module
 from ditto_core.model.recorder import Recorder
 from ditto_core.model.wrappers import cache_argument, named_outputs
@@ -67,7 +67,7 @@ class EagerSession:
             try:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
-                raise RunError(f"eager {self.info.dtype} model failed: {str(error).splitlines()[0]}") from error
+                raise RunError(f"eager {self.info.dtype} model failed: {first_line(error)}") from error
 
     def close(self) -> None:
         """Forget the cache."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from ditto_core.backends.base import BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
-from ditto_core.errors import BackendError, BuildError, RunError, UsageError, nearest
+from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -61,30 +60,28 @@ class OnnxRuntimeBackend:
         """Write the graph with the taps as outputs; the weights are linked, not copied."""
         import onnx
 
-        from ditto_core.cache import link_or_copy
-        from ditto_core.graphs.files import add_outputs, read_graph
+        from ditto_core.graphs.files import place_weights, read_graph
+        from ditto_core.graphs.outputs import add_outputs
 
         model = read_graph(request.onnx_path)
         add_outputs(model, [tap.value for tap in request.taps])
-        for data in request.onnx_path.parent.glob("*.onnx.data"):
-            # The quantizer reads weights through onnx, which refuses files with several hard links.
-            place = shutil.copyfile if request.spec.option("quantize") else link_or_copy
-            place(data, request.directory / data.name)
+        # The quantizer reads weights through onnx, which refuses files with several hard links.
+        copy = bool(request.spec.option("quantize"))
+        place_weights(model, request.onnx_path.parent, request.directory, copy=copy)
         onnx.save(model, str(request.directory / ENGINE_FILE))
-        if request.spec.option("quantize"):
+        if copy:
             quantize_weights(request.directory)
         (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
         return BuildReport(request.taps, facts={"nodes": len(model.graph.node)})
 
     def inspect(self, directory: Path) -> Inspection:
         """Describe the ONNX file: its nodes are the layers, as they are before ONNX Runtime optimizes them."""
-        from ditto_core.graphs.nodes import Graph
+        from ditto_core.graphs.graph import Graph
 
         graph = Graph.read(directory / ENGINE_FILE)
-        tensors = {name: EngineTensor(name, graph.dtypes[name], shape) for name, shape in graph.shapes.items()}
-        layers = (
-            EngineLayer(n.name, n.operator, modules=(n.module,) if n.module else ()) for n in graph.nodes.values()
-        )
+        tensors = {name: EngineTensor(name, graph.dtype(name), shape) for name, shape in graph.shapes.items()}
+        nodes = graph.described.values()
+        layers = (EngineLayer(n.name, n.operator, modules=(n.module,) if n.module else ()) for n in nodes)
         inputs, outputs = (tuple(tensors[name] for name in names) for names in (graph.inputs, graph.outputs))
         return Inspection(inputs, outputs, tuple(layers))
 
@@ -182,8 +179,3 @@ def numpy_dtype(type_name: str) -> str:
     """Translate ONNX Runtime's type (``tensor(float16)``) to numpy's."""
     name = type_name.removeprefix("tensor(").removesuffix(")")
     return {"float": "float32", "double": "float64"}.get(name, name)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's text."""
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -34,7 +34,7 @@ from ditto_core.cache._entry import (
 )
 from ditto_core.cache._remote import DamagedRemote, Remote
 from ditto_core.cache._root import ENVIRONMENT, default_root, is_url
-from ditto_core.errors import CacheError
+from ditto_core.errors import CacheError, first_line
 from ditto_core.system.fingerprint import DigestMemo
 
 LOCKS, DIGESTS, STATE = "locks", "digests", "state"
@@ -282,7 +282,7 @@ def _checked(name: str) -> str:
 
 def error_line(error: Exception) -> str:
     """Return an exception's class and the first line of its text."""
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _ignore(message: str) -> None:

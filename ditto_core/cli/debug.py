@@ -25,8 +25,8 @@ def reduce(
     iter_artifact: shared.IterArtifact = shared.ITER_ARTIFACT,
 ) -> None:
     """Find the smallest part that fails. An ONNX model is cut at captured activations."""
-    from ditto_core.debug.graph import Graph
     from ditto_core.debug.reduce import ReduceOptions, reduce_model
+    from ditto_core.graphs.graph import Graph
 
     sources = {"model": model, "reference": good.reference, "inputs": good.inputs, "expected": expected}
     shared.check_output(output, iter_artifact, **sources)
@@ -58,11 +58,11 @@ def precision(
     iter_artifact: shared.IterArtifact = shared.ITER_ARTIFACT,
 ) -> None:
     """Find operators that must stay in float32. The model is written with casts around them."""
-    from ditto_core.debug.graph import Graph
     from ditto_core.debug.precision import find_precision
     from ditto_core.debug.trials import Elsewhere, PrecisionOptions
     from ditto_core.engines.workers import executor_of, kept_open
     from ditto_core.engines.workspace import Workspace
+    from ditto_core.graphs.graph import Graph
 
     shared.check_output(output, iter_artifact, model=model, reference=good.reference, inputs=good.inputs)
     feed = good.feed(Graph.load(model))
@@ -96,10 +96,10 @@ def build(
     from ditto_core.cli.build import pair
     from ditto_core.compare.tolerance import TABLE
     from ditto_core.debug.builds import make_builder
-    from ditto_core.debug.graph import Graph
     from ditto_core.debug.iterations import Until
     from ditto_core.debug.loops import BuildLoop
     from ditto_core.debug.oracle import main_dtype
+    from ditto_core.graphs.graph import Graph
 
     graph = Graph.load(model)
     feed = good.feed(graph)

@@ -20,9 +20,9 @@ from ditto_core.system.atomic import write_atomic
 if TYPE_CHECKING:
     from ditto_core.debug.check import CommandCheck
     from ditto_core.debug.evaluate import OnnxRuntime
-    from ditto_core.debug.graph import Graph
     from ditto_core.debug.iterations import IterationOptions
     from ditto_core.debug.oracle import Reference
+    from ditto_core.graphs.graph import Graph
 
 CHECK = "--check"
 SEPARATOR = "\x1f"
@@ -194,7 +194,7 @@ class GoodSide:
 
     def values(self, expected: Path | None = None) -> Reference:
         """Return what the good values come from: a model, a precision, or values that were recorded."""
-        from ditto_core.debug.graph import Graph
+        from ditto_core.graphs.graph import Graph
         from ditto_core.debug.inputs import read_arrays
         from ditto_core.debug.oracle import Reference
 

@@ -14,10 +14,10 @@ import onnx
 import torch
 
 from ditto_core.debug.evaluate import OnnxRuntime, run_session
-from ditto_core.debug.graph import Arrays, Graph, save
 from ditto_core.debug.oracle import tensor
 from ditto_core.errors import BackendError, UsageError, nearest
-from ditto_core.graphs.files import read_graph, read_model
+from ditto_core.graphs.files import read_graph, read_model, save
+from ditto_core.graphs.graph import Arrays, Graph
 from ditto_core.system.isolate import run_isolated
 
 TACTICS_SUFFIX = "_tactics.json"

@@ -12,13 +12,15 @@ import onnx
 
 from ditto_core.compare.tolerance import TABLE
 from ditto_core.debug.check import Verdict
-from ditto_core.debug.evaluate import OnnxRuntime, capture, fitted
-from ditto_core.debug.graph import Arrays, Graph, NoTensorError, save
+from ditto_core.debug.evaluate import OnnxRuntime, capture
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.oracle import Oracle, Reference, digest, distance, main_dtype, suspects, tensor
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
 from ditto_core.errors import RunError, UsageError
+from ditto_core.graphs.files import save
+from ditto_core.graphs.graph import Arrays, Graph, NoTensorError
+from ditto_core.graphs.precision import fitted
 from ditto_core.system.fingerprint import fingerprint, hash_file
 
 INPUTS_SUFFIX, EXPECTED_SUFFIX = "_inputs.json", "_expected.json"

@@ -11,10 +11,10 @@ import onnx
 
 from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import OnnxRuntime
-from ditto_core.debug.graph import Arrays, Graph
 from ditto_core.debug.mixed import Mixer
 from ditto_core.debug.oracle import Reference, distance, main_dtype
 from ditto_core.errors import UsageError, nearest
+from ditto_core.graphs.graph import Arrays, Graph
 from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:

@@ -148,11 +148,11 @@ def raw_names(export: Export) -> dict[str, Tap]:
 
     The two differ for the tensors at module ends, which the export named after their sites.
     """
-    from ditto_core.graphs.files import read_graph, value_axes, value_names
+    from ditto_core.graphs.graph import Graph
 
-    graph = read_graph(export.onnx_path)
+    graph = Graph.read(export.onnx_path)
     taps = export.provenance.taps
-    known = {value: Tap(value, value, fx_node=value, axes=value_axes(graph, value)) for value in value_names(graph)}
+    known = {value: Tap(value, value, fx_node=value, axes=graph.axes(value)) for value in graph.producer}
     return known | {tap.value: tap for tap in taps} | {tap.fx_node: tap for tap in taps if tap.fx_node}
 
 

@@ -16,7 +16,7 @@ from ditto_core.localize.local import Capture, Localizer, Valid
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.graphs.segments import Graph
+    from ditto_core.graphs.graph import Graph
     from ditto_core.sites import Tap
 
 EXAMINED = 24

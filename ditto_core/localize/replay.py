@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ditto_core.backends.eager import as_float, widened
-from ditto_core.errors import RunError
+from ditto_core.errors import RunError, first_line
 from ditto_core.model.loading import LoadedModel, cast_module
 from ditto_core.model.recorder import Recorder
 from ditto_core.model.wrappers import cache_argument, named_outputs
@@ -65,7 +65,7 @@ class Replay:
             try:
                 outputs = self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
-                raise RunError(f"replay of the engine's tensors failed: {str(error).splitlines()[0]}") from error
+                raise RunError(f"replay of the engine's tensors failed: {first_line(error)}") from error
         self._adopt(captured)
         return outputs
 

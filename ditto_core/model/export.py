@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ditto_core.errors import BuildError, UsageError
-from ditto_core.graphs import files as onnx_graph
+from ditto_core.graphs.outputs import finish_export
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
 from ditto_core.sites import Provenance, Tap, source_line
@@ -103,7 +103,7 @@ def export(model: LoadedModel, directory: Path, *, opset: int = 20) -> Export:
     assert onnx_program is not None
     decomposed: Any = onnx_program.exported_program
     onnx_program.save(directory / ONNX_FILE, external_data=True)
-    axes = onnx_graph.finish_export(directory / ONNX_FILE, wrapper.traced.outputs, dimension_names(input_names))
+    axes = finish_export(directory / ONNX_FILE, wrapper.traced.outputs, dimension_names(input_names))
     taps = tuple(describe(wrapper, decomposed, names, axes))
     Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
     write_readable(decomposed, directory)

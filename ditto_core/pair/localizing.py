@@ -10,7 +10,7 @@ from ditto_core.localize.kernels import CoarseKernels
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.graphs.segments import Graph
+    from ditto_core.graphs.graph import Graph
     from ditto_core.pair.sessions import Sessions
     from ditto_core.spec import EngineSpec
 
@@ -29,10 +29,10 @@ def localized(sessions: Sessions, localizer: Localizer, comparison: Comparison) 
 
 def exported_graph(sessions: Sessions) -> Graph | None:
     """Return the exported graph; None for a backend that builds from none."""
-    from ditto_core.graphs.segments import Graph
+    from ditto_core.graphs.graph import Graph
 
     path = sessions.export.onnx_path
-    return Graph(path) if path.exists() else None
+    return Graph.read(path) if path.exists() else None
 
 
 def with_every_site(sessions: Sessions, dtype: str) -> EngineSpec:

@@ -80,9 +80,11 @@ def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
         count += bool(found)
     if not count:
         raise stranger(model, len(worst))
+    from ditto_core.graphs.files import place_weights
+
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        move_external(graph, model, path)
+        place_weights(graph, model.parent, path.parent, copy=True)
         onnx.save(graph, str(path))
     return count
 
@@ -122,13 +124,3 @@ def load(path: Path, *, data: bool) -> onnx.ModelProto:
         return read_model(path) if data else read_graph(path)
     except Exception as error:
         raise UsageError(f"{path} is no ONNX file: {type(error).__name__}") from error
-
-
-def move_external(model: onnx.ModelProto, old: Path, new: Path) -> None:
-    """Copy the files of external weights beside the new file, unless they are there."""
-    import shutil
-
-    names = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
-    for name in names:
-        if not (new.parent / name).exists():
-            shutil.copyfile(old.parent / name, new.parent / name)

@@ -18,8 +18,8 @@ from ditto_core.backends.eager import HIGHER
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.tolerance import EPSILON, FACTOR
 from ditto_core.errors import BackendError, SelectorError, UsageError, nearest
-from ditto_core.graphs import cut as onnx_cut
-from ditto_core.graphs.files import read_graph
+from ditto_core.graphs.cut import extract
+from ditto_core.graphs.graph import Graph
 from ditto_core.repro.truth import Truth, array
 from ditto_core.stepping.prompts import Sequencer, TokenBatch, valid_elements
 
@@ -110,7 +110,7 @@ def save_repro(
     known = {name: array(tensor) for name, tensor in moment.values.items() if name != tap.value}
     actual = array(moment.values[tap.value])
     source = engine_graph(engine, export)
-    graph = onnx_cut.extract(source, tap.value, checked(source, tap, known), actual)
+    graph = extract(source, tap.value, checked(source, tap, known), actual)
     inputs = {value.name: np.ascontiguousarray(known[value.name]) for value in graph.graph.input}
     truth = Truth(model, export, engine, tap, inputs, known)
     expected, origin = truth.expected(HIGHER[engine.spec.dtype])
@@ -177,7 +177,8 @@ def observe(session: Session, engine: Engine, fed: Fed, step: int, tokens: torch
 
 def checked(source: Path, tap: Tap, known: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return ``known``, unless the cut needs something else: the cache of a backend that does not show it."""
-    needs = onnx_cut.cut(read_graph(source), tap.value, known.keys()).inputs
+    whole = Graph.read(source)
+    needs, _ = whole.boundary(whole.upstream([tap.value], known))
     lacking = [name for name in needs if name not in known]
     if lacking:
         raise BackendError(

@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ditto_core.errors import TraceError
+from ditto_core.errors import TraceError, first_line
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.system.files import first_line
 from ditto_core.version import __version__
 
 FORMAT = "ditto-trace"

@@ -26,9 +26,10 @@ from ditto_core.backends.tensorrt.manifest import EngineManifest
 from ditto_core.backends.tensorrt.runtime import Loaded
 from ditto_core.backends.tensorrt.session import TensorRTSession, make_binder
 from ditto_core.debug.evaluate import widen
-from ditto_core.debug.graph import Graph
 from ditto_core.engines.workspace import Workspace
-from ditto_core.graphs.files import add_outputs, read_model
+from ditto_core.graphs.files import read_model
+from ditto_core.graphs.graph import Graph
+from ditto_core.graphs.outputs import add_outputs
 from tests.engines.tensorrt_stand_in import StandInContext, StandInEngine, StandInStreams
 from tests.faults import Edit
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from ditto_core.errors import SelectorError, UsageError
-from ditto_core.graphs import cut as onnx_cut
+from ditto_core.graphs.graph import Graph
 from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
@@ -175,12 +175,12 @@ def test_a_cut_holds_no_node_that_the_value_does_not_need():
     ]
     weight = onnx.numpy_helper.from_array(np.ones(2, np.float32), "w")
     graph = onnx.helper.make_graph(nodes, "g", [], [], [weight])
-    model = onnx.helper.make_model(graph)
-    whole = onnx_cut.cut(model, "c", ())
-    assert [node.op_type for node in whole.nodes] == ["Relu", "Neg", "Add"]
-    assert (whole.inputs, [w.name for w in whole.weights]) == (("x",), ["w"])
-    last = onnx_cut.cut(model, "c", ("b", "c"))
-    assert [node.op_type for node in last.nodes] == ["Add"]
-    assert last.inputs == ("b",)
+    model = Graph(onnx.helper.make_model(graph))
+    whole = model.upstream(["c"], ())
+    assert [model.nodes[i].op_type for i in whole] == ["Relu", "Neg", "Add"]
+    assert (model.boundary(whole)[0], [w.name for w in model.weights_of(whole)]) == (["x"], ["w"])
+    last = model.upstream(["c"], ("b", "c"))
+    assert [model.nodes[i].op_type for i in last] == ["Add"]
+    assert model.boundary(last)[0] == ["b"]
     with pytest.raises(SelectorError, match="no node computes 'cc'"):
-        onnx_cut.cut(model, "cc", ())
+        model.upstream(["cc"], ())

@@ -173,9 +173,9 @@ def add_profile(network: Network, config: Any, sizes: Mapping[str, tuple[int, in
     """Add one optimization profile. Raises :class:`BuildError` for a dimension that no profile can size."""
     profile = network.builder.create_optimization_profile()
     for tensor in network.inputs():
-        template = network.graph.inputs.get(tensor.name)
-        if template is None:  # the parser renames an input that the graph returns as it is
+        if tensor.name not in network.graph.inputs:  # the parser renames an input that the graph returns as it is
             raise BuildError(f"input {tensor.name.lstrip('_')!r} is an output too, expected an Identity between them")
+        template = network.graph.shapes[tensor.name]
         unknown = [d for d in template if isinstance(d, str) and d not in sizes]
         if unknown:
             known = ", ".join(sizes)

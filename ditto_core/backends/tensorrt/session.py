@@ -16,7 +16,7 @@ from ditto_core.backends.tensorrt.manifest import EngineManifest
 from ditto_core.backends.tensorrt.probe import Kernels, measure_kernels
 from ditto_core.backends.tensorrt.runtime import Loaded, load_engine
 from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
-from ditto_core.errors import BackendError, RunError, UsageError
+from ditto_core.errors import BackendError, RunError, UsageError, first_line
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -152,7 +152,7 @@ class TensorRTSession:
                 done = self._loaded.context.execute_async_v3(stream.cuda_stream)
                 stream.synchronize()
         except RuntimeError as error:
-            raise RunError(self._failure(str(error).splitlines()[0])) from error
+            raise RunError(self._failure(first_line(error))) from error
         if not done:
             raise RunError(self._failure(self._messages.last()))
         return outputs

@@ -10,9 +10,11 @@ SMALL = 1024
 """Bytes up to which a constant may decide a shape."""
 
 
-def lift_constants(model: onnx.ModelProto) -> None:
-    """Make the ``Constant`` nodes of a model initializers, where they hold a tensor or plain numbers."""
-    graph = model.graph
+def constants_as_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with its ``Constant`` nodes as initializers, where they hold a tensor or plain numbers."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
     kept, outputs = [], {v.name for v in graph.output}
     for node in graph.node:
         tensor = constant_tensor(node) if node.op_type == "Constant" and node.domain in ("", "ai.onnx") else None
@@ -21,9 +23,9 @@ def lift_constants(model: onnx.ModelProto) -> None:
         else:
             tensor.name = node.output[0]
             graph.initializer.append(tensor)
-    if len(kept) != len(graph.node):
-        del graph.node[:]
-        graph.node.extend(kept)
+    del graph.node[:]
+    graph.node.extend(kept)
+    return result
 
 
 def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:

@@ -18,7 +18,7 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 from ditto_core.errors import SelectorError, UsageError, first_line, nearest
-from ditto_core.graphs.constants import lift_constants, without_large_weights
+from ditto_core.graphs.constants import constants_as_initializers, without_large_weights
 from ditto_core.graphs.files import load_weights, read_graph
 from ditto_core.graphs.nodes import Node, Segment, data_of, described, read_by
 from ditto_core.graphs.outputs import axes_of
@@ -53,7 +53,7 @@ class Graph:
             model = read_graph(path)
             if model.functions:  # before the weights are in memory: the inliner takes no more than 2 GB
                 model = onnx.inliner.inline_local_functions(model)
-            lift_constants(model)
+            model = constants_as_initializers(model)
             load_weights(model, path.parent)
         except FileNotFoundError as error:
             raise UsageError(f"{path} is not there, or its weights are not") from error

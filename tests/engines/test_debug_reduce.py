@@ -178,7 +178,7 @@ def test_a_check_command_that_needs_two_nodes_together_finds_both():
         (("--reference", "good.onnx"), "give --inputs FILE"),
         (("--inputs", "other.npz", "--reference", "good.onnx"), "lacks 1 of 1 inputs"),
         (("--inputs", "inputs.npz", "--reference", "nowhere.onnx"), "nowhere.onnx is not there"),
-        (("--inputs", "inputs.npz", "--reference", "inputs.npz"), "is no ONNX model"),
+        (("--inputs", "inputs.npz", "--reference", "inputs.npz"), "is not an ONNX model"),
         (("--fail-code", "3", *REAL), "need a --check COMMAND"),
         (("--level", "extendet", *REAL), "did you mean 'extended'"),
         (("--check", "true"), "the whole model passes"),

@@ -194,9 +194,9 @@ class GoodSide:
 
     def values(self, expected: Path | None = None) -> Reference:
         """Return what the good values come from: a model, a precision, or values that were recorded."""
-        from ditto_core.graphs.graph import Graph
         from ditto_core.debug.inputs import read_arrays
         from ditto_core.debug.oracle import Reference
+        from ditto_core.graphs.graph import Graph
 
         recorded = read_arrays(expected, self.step) if expected is not None else {}
         model = Graph.load(self.reference) if self.reference is not None else None

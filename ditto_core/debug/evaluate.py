@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ditto_core.backends.onnxruntime import LEVELS, first_line, load_library
+from ditto_core.backends.onnxruntime import LEVELS, load_library
 from ditto_core.debug.graph import LARGEST, Arrays, Graph, save, subgraphs
 from ditto_core.errors import RunError, UsageError, nearest
 from ditto_core.graphs.files import is_floating
+from ditto_core.system.files import first_line
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 WIDE = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}

@@ -5,21 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ditto_core.backends.base import BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
+from ditto_core.backends.base import Arrays, BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 ENGINE_FILE = "engine.onnx"
 SESSION_FILE = "session.json"
 LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
 OPTIONS = ("level", "threads", "provider", "quantize")
 QUANTIZE = ("int8",)
+OPERATORS_TEST = """
+
+def test_the_operators_by_themselves():
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.{level}
+    path, providers = str(HERE / "model.onnx"), ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(path, options, providers=providers)
+    (actual,) = session.run(None, load_file(HERE / "inputs.safetensors"))
+    check(actual)
+"""
 
 
 class OnnxRuntimeBackend:
@@ -58,17 +74,11 @@ class OnnxRuntimeBackend:
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Write the graph with the taps as outputs; the weights are linked, not copied."""
-        import onnx
+        from ditto_core.backends.onnx_file import write_tapped
 
-        from ditto_core.graphs.files import place_weights, read_graph
-        from ditto_core.graphs.outputs import add_outputs
-
-        model = read_graph(request.onnx_path)
-        add_outputs(model, [tap.value for tap in request.taps])
         # The quantizer reads weights through onnx, which refuses files with several hard links.
         copy = bool(request.spec.option("quantize"))
-        place_weights(model, request.onnx_path.parent, request.directory, copy=copy)
-        onnx.save(model, str(request.directory / ENGINE_FILE))
+        model = write_tapped(request, request.directory / ENGINE_FILE, copy=copy)
         if copy:
             quantize_weights(request.directory)
         (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
@@ -85,6 +95,22 @@ class OnnxRuntimeBackend:
         inputs, outputs = (tuple(tensors[name] for name in names) for names in (graph.inputs, graph.outputs))
         return Inspection(inputs, outputs, tuple(layers))
 
+    def graph_file(self, directory: Path) -> Path:
+        """Return the engine itself."""
+        return directory / ENGINE_FILE
+
+    def run_operators(self, spec: EngineSpec, graph: bytes, inputs: Arrays) -> npt.NDArray[Any]:
+        """Run operators on the CPU at the engine's optimization level."""
+        library = load_library()
+        options = session_options(library, spec)
+        session = library.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        result: npt.NDArray[Any] = session.run(None, dict(inputs))[0]
+        return result
+
+    def operators_test(self, spec: EngineSpec) -> str:
+        """Return a test that runs operators as :meth:`run_operators` does."""
+        return OPERATORS_TEST.format(level=optimization(spec))
+
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> OnnxRuntimeSession:
         """Load the engine. Raises :class:`BuildError` when ONNX Runtime refuses the graph."""
         return OnnxRuntimeSession(spec, directory, taps)
@@ -97,6 +123,20 @@ def load_library() -> Any:
     except ImportError as error:
         raise BackendError("onnxruntime is not installed: pip install 'pytest-ditto-engine[onnxruntime]'") from error
     return onnxruntime
+
+
+def optimization(spec: EngineSpec) -> str:
+    """Return ONNX Runtime's name of a spec's optimization level."""
+    return f"ORT_{LEVELS[spec.option('level', 'all')]}"
+
+
+def session_options(library: Any, spec: EngineSpec) -> Any:
+    """Return what a spec means to an InferenceSession."""
+    options = library.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = int(spec.option("threads", 1))
+    options.graph_optimization_level = getattr(library.GraphOptimizationLevel, optimization(spec))
+    return options
 
 
 class OnnxRuntimeSession:
@@ -117,11 +157,7 @@ class OnnxRuntimeSession:
         self.info = SessionInfo(f"onnxruntime {dtype}", "onnxruntime", dtype, "cpu", spec.model.label, facts)
 
     def _load(self, path: Path, spec: EngineSpec, provider: str) -> Any:
-        options = self._ort.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = int(spec.option("threads", 1))
-        level = LEVELS[spec.option("level", "all")]
-        options.graph_optimization_level = getattr(self._ort.GraphOptimizationLevel, f"ORT_{level}")
+        options = session_options(self._ort, spec)
         try:
             return self._ort.InferenceSession(str(path), options, providers=[provider])
         except Exception as error:

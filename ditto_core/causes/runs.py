@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -85,10 +86,10 @@ def final_results(comparison: Comparison) -> Iterator[SiteResult]:
 
 
 def epsilon(comparison: Comparison) -> float:
-    """Return the engine dtype's machine epsilon."""
+    """Return the engine dtype's machine epsilon; infinity for a quantized engine, whose rounding has no such bound."""
     from ditto_core.compare.tolerance import EPSILON
 
-    return EPSILON[comparison.engine.dtype]
+    return EPSILON.get(comparison.engine.judged_as, math.inf)
 
 
 def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:

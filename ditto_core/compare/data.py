@@ -66,7 +66,7 @@ class ComparisonData:
     @cached_property
     def logits_verdicts(self) -> tuple[tuple[int, Verdict], ...]:
         """Verdicts on the logits of each step: by rules about them, and of a quantized engine by KL and top-1."""
-        names, dtype = self.logits_names, self.engine.dtype
+        names, dtype = self.logits_names, self.engine.judged_as
         judged = ((m.step, judge_logits(m, dtype, self.tolerance, names)) for m in self.logits)
         return tuple((step, verdict) for step, verdicts in judged for verdict in verdicts)
 

@@ -14,7 +14,7 @@ from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
-from ditto_core.compare.tolerance import EPSILON, INTEGERS, QUANTIZED, Tolerance
+from ditto_core.compare.tolerance import EPSILON, INTEGERS, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.dumps import Dump
@@ -58,7 +58,7 @@ def compare_offline(
         found.take(pair)
     called = [name for name in LOGITS if name in found.dtypes] if found.logits else []
     tolerance.check(found.dtypes, ["logits", *called] if found.logits else [])
-    if known not in EPSILON and known not in QUANTIZED:
+    if not known:
         known = engine_dtype(found.dtypes.values())
     taps = tuple(
         Tap(name, "logits" if name in called else name, dtype=name_of(kind)) for name, kind in found.dtypes.items()
@@ -173,4 +173,4 @@ def one_sided(pairs: DumpPairs) -> dict[str, str]:
 def dump_info(dump: Dump, dtype: str) -> SessionInfo:
     """Describe a dump as a session."""
     facts: Mapping[str, str] = dict(dump.info)
-    return SessionInfo(str(dump.path), dump.format, dtype, facts=facts)
+    return SessionInfo(str(dump.path), dump.format, dtype, facts=facts, recorded=True)

@@ -157,10 +157,7 @@ def missing(comparison: ComparisonData) -> str:
 
 def from_dumps(comparison: ComparisonData) -> bool:
     """Tell whether both sides were read from files: nothing ran, so there is nothing to tap or to dump."""
-    from ditto_core.dumps import FORMATS
-    from ditto_core.dumps.files import OPENERS
-
-    return comparison.engine.backend in {*(form.name for form in FORMATS), *OPENERS}
+    return comparison.engine.recorded and comparison.reference.recorded
 
 
 def dump(comparison: ComparisonData) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.engines.workspace import torch_threads
 from ditto_core.errors import DittoError
+from ditto_core.session import LacksTaps
 from ditto_core.stepping.floor import Floor, read_floor, write_floor
 from ditto_core.stepping.lockstep import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
@@ -74,10 +75,11 @@ class Runner:
         engine, reference = self._sessions.built, self._sessions.reference
         missing = {**engine.refused, **comparison.missing}
         notes = comparison.notes
-        if missing and engine.facts.get("partial"):
+        if missing and engine.partial:
             notes = (*notes, f"{len(missing)} sites are fused away in this engine and were not compared at every step")
             missing = {}
-        if absent := [site for site in missing if site in getattr(reference, "absent", ())]:
+        known = reference.absent if isinstance(reference, LacksTaps) else frozenset()
+        if absent := [site for site in missing if site in known]:
             counts = f"{len(absent)} of {len(engine.taps)} sites"
             notes = (*notes, f"the reference's dump lacks {counts}: {names(absent)}")
             missing = {site: why for site, why in missing.items() if site not in absent}

@@ -55,7 +55,7 @@ class TensorRTBackend:
         else:
             data = build_engine(**order.to_json())
         manifest = EngineManifest.from_json(data)
-        return BuildReport(manifest.taps, manifest.refused, manifest.facts)
+        return BuildReport(manifest.taps, manifest.refused, manifest.facts, partial=order.options.taps == "unfused")
 
     def write_artifacts(self, request: BuildRequest) -> None:
         """Write what a build writes for people, from an engine that is built and its ONNX file."""

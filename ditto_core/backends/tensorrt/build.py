@@ -108,7 +108,6 @@ def build_engine(**data: Any) -> dict[str, Any]:
             **describe_gpu(),
             **{name: round(seconds, 3) for name, seconds in timings.items()},
             "network": network.graph_size(),
-            "partial": order.options.taps == "unfused",
             "inner": network.inner(),
             "layers": len(layers),
             "layers_from": source,

@@ -16,7 +16,7 @@ from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ShapeProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 TARGET = "ditto_core.backends.trtllm.build:build_engine"
 BUILD_LOG = "build.log"
@@ -31,7 +31,6 @@ class TrtllmBackend:
     :class:`~ditto_core.backends.trtllm.trtllm_options.TrtllmOptions`."""
 
     name = "trtllm"
-    builds_from_onnx = False
     dtypes = ("float32", "float16", "bfloat16")
 
     def check(self, spec: EngineSpec) -> None:
@@ -61,6 +60,10 @@ class TrtllmBackend:
         """Return the tap of a name that is aliased, or that is TensorRT-LLM's own: module, layer, registered output."""
         raw = name.removeprefix(RAW)
         return [with_sites(Tap(alias, raw), raw)]
+
+    def diagnose(self) -> Iterable[str]:
+        """Return what is installed, what works, what clashes, and what to run in a container."""
+        return detect.report_lines()
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Build the engine; for the PyTorch backend, which builds none, note the model. Factories are saved first."""

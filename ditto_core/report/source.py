@@ -79,7 +79,7 @@ def only(path: Path, data: Any) -> Any:
 def compare_traces(path: Path) -> Comparison:
     """Compare two traces of a lockstep run."""
     from ditto_core.compare.dumps import compare_dumps
-    from ditto_core.compare.offline import compare_offline
+    from ditto_core.stepping.dumps import compare_offline
     from ditto_core.trace import Trace
 
     engine, reference = (Trace.open(path / side) for side in SIDES)

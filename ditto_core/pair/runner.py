@@ -12,7 +12,7 @@ from ditto_core.compare.tolerance import Tolerance
 from ditto_core.engines.workspace import torch_threads
 from ditto_core.errors import DittoError
 from ditto_core.session import LacksTaps
-from ditto_core.stepping.floor import Floor, read_floor, write_floor
+from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor, write_floor
 from ditto_core.stepping.lockstep import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
 
@@ -53,6 +53,8 @@ class Runner:
         seconds = time.perf_counter() - start
         if low_precision is not None:
             write_floor(path, measured)
+        if dump is not None:
+            write_floor(dump / BESIDE_TRACES, measured)
         comparison = replace(self._settled(comparison), dump=str(dump or ""), receipt=self._receipt())
         if localizer is not None:
             return self._localized(localizer, comparison)

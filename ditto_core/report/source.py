@@ -79,10 +79,11 @@ def only(path: Path, data: Any) -> Any:
 def compare_traces(path: Path) -> Comparison:
     """Compare two traces of a lockstep run."""
     from ditto_core.compare.dumps import compare_dumps
-    from ditto_core.compare.offline import compare_offline
+    from ditto_core.stepping.dumps import compare_offline
     from ditto_core.trace import Trace
 
     engine, reference = (Trace.open(path / side) for side in SIDES)
     found = compare_offline(compare_dumps(path / "engine", path / "reference"))
-    notes = (*found.notes, "the run left no comparison: its traces were compared, without a noise floor")
+    floor = "" if any(r.floor is not None for r in found.results) else ", without a noise floor"
+    notes = (*found.notes, f"the run left no comparison: its traces were compared{floor}")
     return replace(found, engine=engine.info, reference=reference.info, taps=engine.taps, notes=notes)

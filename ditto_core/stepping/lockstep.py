@@ -17,7 +17,7 @@ from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import Flip
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.session import Session, TapSink
-from ditto_core.stepping.comparer import Comparer, Findings
+from ditto_core.stepping.comparer import Comparer, Measured
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.prompts import Sequencer, TokenBatch, greedy
 
@@ -89,7 +89,7 @@ def lockstep(
     part. ``floor`` is a noise floor measured earlier; without one, ``sides.low_precision`` measures it on the way.
     Returns the comparison and the floor. Memory holds one step's taps of the engine and one tensor of the reference.
     """
-    found = Findings(floor=floor or {})
+    found = Measured(floor=floor or {})
     tolerance = tolerance or Tolerance()
     sides.start(batch.rows)
     engine_side, reference_side = Sequencer(batch), Sequencer(batch)
@@ -116,7 +116,7 @@ def single_step(
     sides: Sides, inputs: Mapping[str, torch.Tensor], *, tolerance: Tolerance | None = None, floor: Floor | None = None
 ) -> tuple[Comparison, Floor]:
     """Compare one forward pass of a model without a KV cache; final outputs are compared as sites of their own."""
-    found = Findings(floor=floor or {})
+    found = Measured(floor=floor or {})
     sides.start(next((t.shape[0] for t in inputs.values() if t.ndim), 1))
     tolerance = tolerance or Tolerance()
     run_step(sides, 0, inputs, inputs, found, tolerance, generated=False)
@@ -128,7 +128,7 @@ def run_step(
     step: int,
     engine_inputs: Mapping[str, torch.Tensor],
     reference_inputs: Mapping[str, torch.Tensor],
-    found: Findings,
+    found: Measured,
     tolerance: Tolerance,
     *,
     generated: bool,
@@ -167,7 +167,7 @@ def recorded(
 
 
 def observe(
-    found: Findings, step: int, tapped: Mapping[str, torch.Tensor], untapped: Mapping[str, torch.Tensor]
+    found: Measured, step: int, tapped: Mapping[str, torch.Tensor], untapped: Mapping[str, torch.Tensor]
 ) -> None:
     """Keep the largest difference between the tapped and the untapped engine's final outputs; NaN in both is none."""
     for name, expected in untapped.items():
@@ -177,7 +177,7 @@ def observe(
 
 
 def token_results(
-    found: Findings, batch: TokenBatch, decode: Callable[[list[int]], str] | None
+    found: Measured, batch: TokenBatch, decode: Callable[[list[int]], str] | None
 ) -> tuple[TokenResult, ...]:
     """Collect the generated tokens row by row, with the steps at which the reference nearly tied."""
     decode = decode or (lambda ids: "")
@@ -191,7 +191,7 @@ def token_results(
     return tuple(rows)
 
 
-def tied(found: Findings, step: int, flip: Flip) -> bool:
+def tied(found: Measured, step: int, flip: Flip) -> bool:
     """Tell whether a flip says nothing: the reference's gap is within rounding, or within its own noise.
 
     The noise floor gives the usual error of one logit; the difference of two has sqrt(2) of it, and four times that
@@ -206,7 +206,7 @@ def tied(found: Findings, step: int, flip: Flip) -> bool:
     return flip.gap <= 4 * math.sqrt(2) * final.floor * size
 
 
-def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[TokenResult, ...]) -> Comparison:
+def conclude(sides: Sides, found: Measured, tolerance: Tolerance, tokens: tuple[TokenResult, ...]) -> Comparison:
     """Judge what was found."""
     taps = sides.engine.taps
     info = sides.engine.info

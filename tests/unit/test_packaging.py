@@ -15,7 +15,8 @@ SCRIPT = "docs/make_api.py"
 
 
 def make_api(folder, *, before=""):
-    code = f"import sys, runpy\n{before}\nsys.argv = ['make_api', {str(folder)!r}]\nrunpy.run_path('{SCRIPT}', run_name='__main__')"
+    run = f"runpy.run_path('{SCRIPT}', run_name='__main__')"
+    code = f"import sys, runpy\n{before}\nsys.argv = ['make_api', {str(folder)!r}]\n{run}"
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -267,7 +267,7 @@ class Cache:
             raise CacheError(f"the cache directory {self.root} {state}: {remedy}") from error
 
     def _concerns(self, error: OSError) -> bool:
-        """Tell whether an error is about the cache; a write that fails for want of space names no file."""
+        """Tell whether an error is about the cache; a write that fails because the disk is full names no file."""
         if error.filename is None:
             return True
         name = Path(os.fsdecode(error.filename))

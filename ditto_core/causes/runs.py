@@ -51,8 +51,8 @@ def observer_effect(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
     bound = comparison.tolerance.factor * max(floors, default=epsilon(comparison))
     if effect.rel_l2 <= max(bound, 4 * epsilon(comparison)):
         return None
-    line = f"the engine without taps puts out {effect.output} that differ by {effect.rel_l2:.1e} at step {effect.step}"
-    step = "trust the plain engine's outputs; tap fewer sites, or other ones, until the two agree"
+    line = f"the untapped engine's {effect.output} differ by {effect.rel_l2:.1e} at step {effect.step}"
+    step = "trust the untapped engine's outputs; tap fewer or other sites until the two agree"
     return Cause("observer effect", effect.output, 0.95, (line, f"rounding explains {bound:.1e}"), step)
 
 

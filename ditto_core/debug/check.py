@@ -68,7 +68,7 @@ class CommandCheck:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise UsageError(f"--fail-regex {pattern!r} is no regular expression: {error}") from error
+                raise UsageError(f"--fail-regex {pattern!r} is not a regular expression: {error}") from error
 
     def run(self, environment: Mapping[str, str] | None = None) -> tuple[Verdict, str]:
         """Run the command once; return the verdict and everything it printed.

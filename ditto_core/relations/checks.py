@@ -166,7 +166,7 @@ def steps_to(past: int, length: int, profile: ShapeProfile, *, whole: bool = Fal
         starts = (sum(split[:i]) for i in range(len(split)))
         if all(size in profile.length and start in profile.past for size, start in zip(split, starts, strict=True)):
             return split
-    raise UsageError(f"no steps of the profile lead to {length} tokens after {past}: give length a smaller min")
+    raise UsageError(f"the profile has no steps to {length} tokens after {past}; lower the min of length")
 
 
 def relabelled(fed: Feed, label: str) -> Feed:

@@ -103,7 +103,7 @@ class Relations:
 
 
 def noise_floor(reference: Session, noisy: Session, rows: Sequence[Ids]) -> dict[str, float]:
-    """Return by site the rel-L2 error of ``noisy`` (the reference in the engine's dtype) on one prefill of the rows."""
+    """Return the rel-L2 error by site of ``noisy``, the low-precision reference, on one prefill of the rows."""
     fed = feed(rows)
     truth, rounded = capture(reference, fed), capture(noisy, fed)
     both = truth.values.keys() & rounded.values.keys()

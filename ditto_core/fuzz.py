@@ -24,7 +24,7 @@ ROUND = 50
 """Prompts between two writes of the corpus."""
 
 HARDEST = 20
-"""Prompts that the corpus keeps for their margin, and that each run begins with."""
+"""Prompts with the largest margins, kept in the corpus and tried first in each run."""
 
 STATE_FILE, FAILURE_FILE, EXAMPLES = "fuzz.json", "failure.json", "examples"
 

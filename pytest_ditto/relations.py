@@ -1,4 +1,4 @@
-"""The fixture ``ditto_relations``: what must hold for the engine by itself."""
+"""The fixture ``ditto_relations``: what must hold for an engine without a reference."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def relations_of(pair: Pair) -> Relations:
 
 
 def number(config: Any, name: str) -> int:
-    """Return a number of a model's configuration, 0 where it has none."""
+    """Return a number of a model's configuration, 0 if it has none."""
     return int(getattr(config, name, None) or 0)

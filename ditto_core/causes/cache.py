@@ -18,7 +18,7 @@ COARSE = 2.0
 
 
 def cache(evidence: Evidence) -> Cause | None:
-    """Explain keys and values [batch, kv_head, total, dim]; other sites are passed over."""
+    """Explain keys and values [batch, kv_head, total, dim]; other sites are ignored."""
     if evidence.tap.value.startswith("present."):
         return first_cause(evidence, RULES)
     return None

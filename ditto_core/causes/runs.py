@@ -26,7 +26,7 @@ def two_run_causes(first: Comparison, second: Comparison) -> tuple[Cause, ...]:
     """Return what explains the difference of two runs of one prompt on healthy engines.
 
     Either the prompt alone and in a batch (as its first row), or two builds of one spec. None of it is a fault; where a
-    run is not within its tolerances, nothing is said.
+    run is not within its tolerances, there is no cause.
     """
     found = ((rule, rule(first, second)) for rule in TWO_RUNS)
     return tuple(signed(cause, rule) for rule, cause in found if cause is not None)

@@ -1,4 +1,4 @@
-"""Verdicts on disk, so that a search that was interrupted or killed goes on where it stopped."""
+"""Verdicts on disk, so that an interrupted or killed search resumes where it stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ditto debug diff-tactics`: what good builds are made of and bad ones are not, and the other way round."""
+"""`ditto debug diff-tactics`: what only good or only bad builds contain."""
 
 from __future__ import annotations
 

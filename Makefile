@@ -1,6 +1,6 @@
 # make demo   the main job on a real model (SmolLM2-135M), ONNX Runtime on the CPU
 # make test   the whole test suite
-# make quick  the unit tests, without those that build engines or start many processes
+# make quick  the unit tests without the slow ones (SLOW)
 # make lint   ruff, format, strict types and the layers of imports
 # make api    the API reference, from the docstrings, in build/api
 
@@ -9,6 +9,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?= .demo
+
+# Unit tests that take long by themselves, or start child processes.
+SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *test_report.py *isolate* *executor* \
+	*cli* *strategies* *fingerprint* *namemap*
 
 # On a busy machine torch at one thread a core is many times slower than at one thread.
 export OMP_NUM_THREADS ?= 1
@@ -26,7 +30,7 @@ test: $(VENV)/stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
 
 quick: $(VENV)/stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q tests/unit
+	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=,$(SLOW))
 
 api: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python docs/make_api.py build/api

@@ -30,7 +30,7 @@ test: $(VENV)/stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
 
 quick: $(VENV)/stamp
-	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=,$(SLOW))
+	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
 
 api: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python docs/make_api.py build/api

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PAIR = pytest.StashKey["Pair"]()
 UNAVAILABLE = pytest.StashKey[str]()
-"""Why a test was skipped for want of its backend."""
+"""Why a test was skipped: its backend cannot be used here."""
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def ditto_workspace(pytestconfig: pytest.Config) -> Workspace:
 
 @pytest.fixture
 def _ditto_engine_variant() -> None:
-    """Backend and dtype, where a marker lists several."""
+    """Backend and dtype, if a marker lists several."""
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def require(item: pytest.Item, spec: EngineSpec, options: PairOptions, *, must: 
 
 
 def refuse(item: pytest.Item, reason: str, *, must: bool) -> None:
-    """Skip a test for want of a backend; where it ``must`` run, raise :class:`UsageError`."""
+    """Skip a test whose backend cannot be used here; raise :class:`UsageError` if it ``must`` run."""
     item.stash[UNAVAILABLE] = reason
     if must:
         raise UsageError(reason)

@@ -57,7 +57,7 @@ def ditto_gate(
 ) -> GateResult:
     """The :class:`~ditto_core.gates.GateResult` of the gate that the marker asks for.
 
-    Of several shards, all but the last to finish skip their test.
+    With several shards, all tests but the last to finish are skipped.
     """
     from ditto_core.engines.workers import local_processes
     from ditto_core.gates.gate import run_gate
@@ -136,7 +136,7 @@ def baseline_of(settings: GateSettings, update: bool) -> Any:
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Make one test for each shard. What is wrong with the marker is said where the test runs."""
+    """Make one test for each shard. Errors in the marker are reported when the test runs."""
     if SHARD not in metafunc.fixturenames:
         return
     try:

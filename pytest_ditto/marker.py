@@ -126,19 +126,19 @@ def listed(name: str, arguments: Mapping[str, Any]) -> list[str]:
 def refuse_marked_model(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
     """Refuse ``@pytest.mark.ditto_engine(factory)``, for which pytest marks the factory and calls it with the test.
 
-    What stands under the test's name is then the model, and the test would be gone without a word.
+    The test's name is then bound to the model, and the test would disappear silently.
     """
     if not (inspect.isfunction(obj) or inspect.isclass(obj)) or collector.funcnamefilter(name):
         return
     bare = (mark for mark in obj.__dict__.get("pytestmark", ()) if not (mark.args or mark.kwargs))
     if any(mark.name == MARKER for mark in bare) and not (inspect.isclass(obj) and collector.classnamefilter(name)):
         raise collector.CollectError(
-            f"marker {MARKER} is on {name!r}, which is no test: write @pytest.mark.{MARKER}(model={name})"
+            f"marker {MARKER} is on {name!r}, which is not a test; write @pytest.mark.{MARKER}(model={name})"
         )
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Make one test for each backend and dtype that a marker lists. What is wrong with it is said after collection."""
+    """Make one test for each backend and dtype that a marker lists. Errors are reported after collection."""
     if VARIANT not in metafunc.fixturenames:
         return
     only = metafunc.config.stash[OPTIONS].backend

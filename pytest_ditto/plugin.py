@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pin_worker(config: pytest.Config) -> None:
-    """Give a worker of xdist (``gw0``, ``gw1`` …) a GPU of its own, where there are several."""
+    """Give a worker of xdist (``gw0``, ``gw1`` …) its own GPU, if there are several."""
     number = getattr(config, "workerinput", {}).get("workerid", "").removeprefix("gw")
     if number.isdigit() and config.stash[pytest_options.OPTIONS].pin_gpus:
         pin_gpu(int(number))
@@ -75,7 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
-    """Refuse a marker that pytest gave to the model's callable in place of the test."""
+    """Refuse a marker that pytest gave to the model's callable instead of the test."""
     marker.refuse_marked_model(collector, name, obj)
 
 

@@ -1,4 +1,4 @@
-"""The fixture ``ditto_relations``: what must hold for the engine by itself."""
+"""The fixture ``ditto_relations``: what must hold for an engine without a reference."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
 
 
 def unused_marker(item: pytest.Item) -> bool:
-    """Tell whether a test has a marker of its own, and no engine."""
+    """Tell whether a test has its own marker but no engine."""
     own = any(mark.name == MARKER for mark in item.own_markers)
     return own and not uses_ditto(item) and PAIR not in item.stash
 

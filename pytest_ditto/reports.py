@@ -59,7 +59,7 @@ def spool(config: pytest.Config, runs: Iterable[Comparison]) -> list[str]:
 
 
 def named(nodeid: str, files: Sequence[str]) -> list[tuple[str, str]]:
-    """Pair a test's files with names: its node id, numbered where there are several."""
+    """Pair a test's files with names: its node id, numbered if there are several."""
     return [(f"{nodeid} #{i}" if len(files) > 1 else nodeid, file) for i, file in enumerate(files)]
 
 

@@ -42,7 +42,7 @@ FUNCTIONS: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
 
 
 def activation(evidence: Evidence) -> Cause | None:
-    """Name the function that the engine applies in place of the model's."""
+    """Name the function that the engine applies instead of the model's."""
     x = evidence.tensor(f"{evidence.site}:in")
     if evidence.port or x is None or list(evidence.module.parameters()) or x.shape != evidence.actual.shape:
         return None

@@ -26,7 +26,7 @@ SETTLED: Mapping[str, str] = {
     "taps": "the model's outputs are compared",
     "profiles": "an engine is built for the shapes of the inputs",
     "timing_cache": "each build begins with an empty one",
-    "isolate": "each build has a process of its own",
+    "isolate": "each build runs in its own process",
     "probe": "no kernel is measured",
 }
 """TensorRT's options that mean nothing here, with the reason."""

@@ -99,7 +99,7 @@ def evaluate(model: onnx.ModelProto, feed: Arrays, outputs: Sequence[str]) -> di
 
 
 def node_by_node(graph: Graph, feed: Arrays, outputs: Sequence[str]) -> dict[str, Any]:
-    """Evaluate every node as a model of its own; a node whose inputs are missing or that fails gives nothing."""
+    """Evaluate every node as a separate model; a node whose inputs are missing or that fails has no result."""
     values = dict(feed)
     for i in range(len(graph.nodes)):
         if all(name in values for name in graph.reads[i] if name not in graph.weights):

@@ -1,4 +1,4 @@
-"""What a part of the graph should have computed, and how far off each operator is by itself."""
+"""What a part of the graph should have computed, and each operator's local error."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RecordedOracle:
 
 
 def exploded(graph: Graph, given: Arrays) -> tuple[onnx.ModelProto, dict[str, Any], dict[str, str]]:
-    """Return a model in which every node reads given values, so that one run evaluates each node by itself.
+    """Return a model in which every node reads given values, so that one run evaluates each node separately.
 
     The second result is what to feed, the third maps the value that a node computes to its name in that model.
     """

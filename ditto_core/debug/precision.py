@@ -214,7 +214,7 @@ class PrecisionSearch:
         return [path.with_name(path.stem + end) for end in ends] if path is not None else []
 
     def _rank(self) -> dict[int, float]:
-        """Run every operator by itself in the low dtype on the reference's values, rounded to the low dtype."""
+        """Run every operator alone in the low dtype on the reference's values, rounded to the low dtype."""
         emulated = Graph(self.mixer.emulated(self.graph.model))
         given = self.mixer.rounded({name: self.good[name] for name in self._values() if name in self.good})
         model, feed, fresh = exploded(emulated, given)

@@ -30,7 +30,7 @@ INPUTS_SUFFIX, EXPECTED_SUFFIX = "_inputs.json", "_expected.json"
 
 @dataclass(frozen=True)
 class ReduceOptions:
-    """What is reduced, and how a part is judged when there is no check command.
+    """What is reduced, and how a part is judged without a check command.
 
     ``feed``: the real inputs (empty only with a check that makes its own). ``tolerance``: bound on rel-L2 of every
     output; 0 takes the table's for the model's dtype.
@@ -100,7 +100,7 @@ class Search:
                 "give --inputs FILE: without a --check of your own, a part can only be judged on real data"
             )
         else:
-            say("no --inputs: nothing is captured, so the check makes up its own data at the cuts")
+            say("no --inputs: nothing is captured, so the check must generate its own data at the cuts")
         self.oracle: Oracle | None = self._oracle()
         self.errors = {} if self.refused else self.options.reference.rank(graph, self.captured) if self.captured else {}
 
@@ -190,7 +190,7 @@ class Search:
         return sorted(found)
 
     def judge(self, nodes: Collection[int]) -> Made:
-        """Write the part for the check command, or compare it here. One that cannot be cut out is no failing part."""
+        """Write the part for the check command, or compare it here. One that cannot be cut out does not fail."""
         try:
             return self._judge(nodes)
         except NoTensorError as error:

@@ -30,7 +30,7 @@ class PrecisionOptions:
     """What is searched. ``keep``: dtype of the operators that are kept. ``tolerance``: on rel-L2 of every output.
 
     A tolerance of 0 takes the table's for the graph's dtype.
-    ``engine`` judges where there is no check command: ``emulated`` (rounding where a strongly typed engine stores,
+    ``engine`` judges if there is no check command: ``emulated`` (rounding where a strongly typed engine stores,
     float32 accumulation) or ``onnxruntime``. ``builds`` bounds the search, 0 does not.
     """
 

@@ -34,7 +34,7 @@ CHECKS: Mapping[str, Check] = {
 class Relations:
     """Checks relations of ``session``.
 
-    ``noise`` is a reference and the same in the session's dtype: their difference on the very tokens is the noise
+    ``noise`` is a reference and its low-precision version: their difference on the same tokens is the noise
     floor. Without it the table of dtypes gives the bounds. ``window``: the model has a sliding window, which counts
     right padding as distance. ``longest``: the model's largest position, ``vocab_size``: how many ids it has; 0: none.
     """

@@ -115,7 +115,7 @@ class Manifest:
         except FileNotFoundError:
             raise TraceError(f"{directory} is not a trace: it has no {MANIFEST}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TraceError(f"{path} is damaged or is no manifest of a trace: {first_line(error)}") from error
+            raise TraceError(f"{path} is damaged, or is not the manifest of a trace: {first_line(error)}") from error
         if version != SCHEMA_VERSION:
             raise TraceError(f"{path} has schema version {version}, this version reads {SCHEMA_VERSION}")
         try:

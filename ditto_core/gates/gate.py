@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import check_runs
+from ditto_core.compare.tolerance import QUANTIZED
 from ditto_core.engines.workers import Run, in_process
 from ditto_core.errors import RunError, UsageError
 from ditto_core.gates.baseline import Baseline
@@ -115,7 +116,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
     if not engine.decoder:
         raise UsageError(f"{gate.spec.model.label} is no decoder: a gate needs logits of tokens")
     if baseline is not None:
-        baseline.check(gate.suite, workspace.digest(gate.spec.model))
+        baseline.check(gate.suite, workspace.digest(gate.spec.model), floor_dtype(gate))
         reference, label = baseline.identity.reference, baseline.identity.reference_label
     elif isinstance(gate.reference, EngineSpec):
         built = workspace.build(gate.reference)
@@ -131,6 +132,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         device=gate.device,
         cache=workspace.cache.root,
         remote=workspace.cache.remote,
+        floor="" if baseline else floor_dtype(gate),
     )
     identity = Identity(
         suite=gate.suite.name,
@@ -142,6 +144,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         reference_label=label,
         dtype=gate.dtype,
         max_new_tokens=gate.max_new_tokens,
+        floor=floor_dtype(gate),
     )
     return job, identity
 
@@ -166,6 +169,19 @@ def eager_dtype(gate: Gate) -> str:
 
     _, _, dtype = str(gate.reference).partition(":")
     return parse_dtype(dtype) if dtype else HIGHER[gate.spec.dtype]
+
+
+def floor_dtype(gate: Gate) -> str:
+    """Return the dtype of the eager model whose distance from the reference is the floor; empty for budgets.
+
+    The engine's own; where the eager reference has that dtype, the next higher one, from which the reference is as far.
+    """
+    from ditto_core.backends.eager import HIGHER
+
+    if gate.dtype in QUANTIZED:
+        return ""
+    same = not isinstance(gate.reference, EngineSpec) and eager_dtype(gate) == gate.spec.dtype
+    return HIGHER[gate.spec.dtype] if same else gate.spec.dtype
 
 
 def eager_label(gate: Gate) -> str:

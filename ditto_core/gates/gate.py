@@ -57,6 +57,24 @@ class Gate:
         """What the engine is judged by: the dtype of its quantized weights, where it has any."""
         return dtype_of(self.spec)
 
+    def differences(self, result: GateResult) -> list[str]:
+        """Return what a result does not share with the gate. Loads and builds nothing.
+
+        The model is held by its name: its files need not be where a result is checked.
+        """
+        identity, policy = result.identity, result.policy
+        reference = label_of(self.reference) if isinstance(self.reference, EngineSpec) else eager_label(self)
+        expected = {
+            "suite": (identity.suite_digest, self.suite.digest),
+            "samples": (result.ids, self.suite.ids),
+            "model": (identity.model, self.spec.model.label),
+            "engine": (identity.engine_label, label_of(self.spec)),
+            "reference": (identity.reference_label, reference),
+            "max_new_tokens": (identity.max_new_tokens, self.max_new_tokens),
+            **{name: (getattr(policy, name), value) for name, value in vars(self.policy).items()},
+        }
+        return [f"its {name} is {found!r}, expected {own!r}" for name, (found, own) in expected.items() if found != own]
+
 
 def resolved(spec: EngineSpec, reference: Any) -> Any:
     """Return a gate's reference as a spec, or as ``eager`` with a dtype. Raises :class:`UsageError`."""

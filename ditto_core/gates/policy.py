@@ -22,8 +22,9 @@ sample over what that sample is allowed on average."""
 PERPLEXITY_LIMIT = 1.001
 """Below what healthy 16-bit engines lose, so that a difference that is significant and tiny does not fail a gate."""
 
-WORST_LIMIT = 64.0
-"""Of a single sample's KL over what samples are allowed on average: eight times the error. See benchmarks/gates.md."""
+WORST_LIMIT = 16.0
+"""Of a single sample's KL over what samples are allowed on average: four times the error. Healthy samples of SmolLM2 in
+bfloat16 reach 0.3 (benchmarks/gates.md); a broken one is beyond 100."""
 
 
 @dataclass(frozen=True)

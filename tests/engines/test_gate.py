@@ -46,6 +46,7 @@ def test_the_same_precision_passes_with_every_metric_measured(whole):
         "kl_p99",
         "top1_disagreement",
         "greedy_disagreement",
+        "worst_sample",
     ]
     found = {v.metric: v for v in whole.verdicts}
     assert found["perplexity_ratio"].estimate == pytest.approx(1, abs=1e-6)

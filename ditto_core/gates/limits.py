@@ -27,8 +27,8 @@ SHIFT_MULTIPLE = 2.0
 """Of the shift of log-likelihoods: either sign is as likely, and one draw of it from few texts is a poor scale."""
 
 KL_LEAST = 1e-8
-"""Nats a position that are allowed beside the floor: an error of 1.4e-4 in the logits. Float32 kernels that sum in another
-order stay far below it, float16 is far above."""
+"""Nats a position that are allowed beside the floor: an error of 1.4e-4 in the logits. Float32 kernels that sum in
+another order stay far below it, float16 is far above."""
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,9 @@ def verdict_of(
 ) -> GateVerdict:
     """Return the verdict on an interval over samples of these groups."""
     ok, clusters = within(interval.low, limit), len(set(groups))
-    decided = math.isinf(limit) or (clusters >= policy.least_clusters and interval.high <= REACH * limit)
+    # A limit of 0 asks for any loss at all, which has no double.
+    precise = limit == 0 or interval.high <= REACH * limit
+    decided = math.isinf(limit) or (clusters >= policy.least_clusters and precise)
     return GateVerdict(
         metric, *ends(interval), limit, ok, len(groups), "paired bootstrap", None, detail, decided or not ok
     )

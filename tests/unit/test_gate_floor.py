@@ -140,6 +140,13 @@ def test_an_interval_that_reaches_beyond_twice_the_limit_is_undecided():
     assert (one.ok, one.decided) == (True, False)
 
 
+def test_a_limit_of_no_loss_at_all_can_be_passed():
+    found = [Record(f"t{i}", Side(100 + 0.1 * (-1) ** i), Side(100.0), TOKENS) for i in range(40)]
+    one = verdict(result(found, limits={"perplexity_ratio": 1.0}), "perplexity_ratio")
+    assert one.high > 1
+    assert (one.ok, one.decided) == (True, True)
+
+
 def test_no_interval_of_a_quantity_that_cannot_be_negative_is():
     found = records(20, 0.0017, 0.0017, flips=0.002)
     found[0] = replace(found[0], kl=(0.5,) * TOKENS)

@@ -1,7 +1,7 @@
 """The row [batch, position] of a tensor: the smallest unit that is judged.
 
-The relative L2 error of a whole tensor hides one wrong row of many: one row of zeros among 300 equal ones gives 0.06. So
-each row has an error of its own and a noise floor of its own.
+The relative L2 error of a whole tensor hides one wrong row of many: one row of zeros among 300 equal ones gives 0.06.
+So each row has an error of its own and a noise floor of its own.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def row_errors(
     if valid is not None:
         sides.append(valid.to(expected.device).expand(expected.shape))
     flat = [side.permute(order).reshape(count, -1) for side in sides]
-    parts = zip(*(side.split(max(1, BLOCK // flat[0].shape[1])) for side in flat), strict=True)
+    parts = zip(*(torch.split(side, max(1, BLOCK // flat[0].shape[1])) for side in flat), strict=True)
     error, size = (torch.cat(sums) for sums in zip(*(norms(*part) for part in parts), strict=True))
     usual = size.square().mean().sqrt()
     found = torch.where(error == 0, 0, error / size.clamp(min=SMALL * float(usual)))
@@ -91,7 +91,7 @@ def norms(a: torch.Tensor, b: torch.Tensor, valid: torch.Tensor | None = None) -
 def worst_row(errors: torch.Tensor, floors: torch.Tensor | None, shape: Sequence[int], axes: Sequence[str]) -> RowError:
     """Return the row whose error is the largest multiple of its floor, which is at least the median row's.
 
-    ``errors`` and ``floors`` are what :func:`row_errors` returns; without ``floors`` it is the row of the largest error.
+    ``errors`` and ``floors`` are what :func:`row_errors` returns. Without ``floors``: the row of the largest error.
     """
     usable = None if floors is None else floors.clamp(min=float(floors.median()))
     ratios = errors if usable is None else torch.where(errors == 0, 0, errors / usable)

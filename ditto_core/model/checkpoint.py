@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from ditto_core.spec import ModelSource
 
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
-IDENTITY_FILES = (*WEIGHT_FILES, "config.json", "*.index.json", "*.py")
+IDENTITY_FILES = tuple(f"**/{name}" for name in (*WEIGHT_FILES, "*config.json", "*.index.json", "*.py"))
+"""What decides what a checkpoint computes: weights, configurations (an adapter's too) and code, in subfolders too."""
 
 
 def locate(source: ModelSource) -> Path:

@@ -78,6 +78,17 @@ class Sessions:
             return None
         return self.workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self._options.device)
 
+    def correct(self) -> bool:
+        """Tell whether the engine was built from a cached export of another model; then it is built and opened again.
+
+        A digest does not see everything, and an engine that was given is as it is.
+        """
+        if self._given is not None or not self.workspace.correct(self.spec):
+            return False
+        self.close()
+        del self.built
+        return True
+
     def close(self) -> None:
         """Release the sessions that were opened."""
         for name in SESSIONS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -48,9 +48,9 @@ def compare_offline(
             raise UsageError(f"{name} is {value}, expected a number of 0 or more")
     tolerance = tolerance or Tolerance()
     alone = one_sided(pairs)
-    left_out = tuple(f"left out {name}: {reason}" for name, reason in alone.items()) if ignore_missing else ()
+    said = [f"left out {name}: {reason}" for name, reason in alone.items()] if ignore_missing else []
     known = dtype or pairs.actual.info.get("dtype", "")
-    found = Measured(floor=floor_of(pairs), missing={} if ignore_missing else alone)
+    found = Measured(floor=floor_of(pairs, said.append), missing={} if ignore_missing else alone)
     taps = step_through(pairs, found, tolerance, known, Elementwise(rtol, atol, equal_nan))
     called = [tap.site for tap in taps if tap.value == "logits"] if found.logits else []
     tolerance.check(
@@ -68,7 +68,7 @@ def compare_offline(
         logits=tuple(found.logits),
         missing=unjudged(known, results, found.logits) | found.missing,
         taps=taps,
-        notes=(*pairs.notes, *left_out, *tolerance.idle(r.step for r in results), *reasons(pairs, results)),
+        notes=(*pairs.notes, *said, *tolerance.idle(r.step for r in results), *reasons(pairs, results)),
         receipt=make_receipt(),
     )
 
@@ -120,12 +120,15 @@ def tokens_of(pairs: DumpPairs, step: int) -> dict[str, torch.Tensor]:
     return {}
 
 
-def floor_of(pairs: DumpPairs) -> Floor:
-    """Return the noise floor that lies beside the two traces of one run; none for any other two dumps."""
+def floor_of(pairs: DumpPairs, say: Callable[[str], None]) -> Floor:
+    """Return the noise floor that lies beside the two traces of one run; none for any other two dumps.
+
+    One that is damaged is said, and not used.
+    """
     folder = pairs.actual.path.parent
     if (pairs.actual.path.name, pairs.expected.path) != ("engine", folder / "reference"):
         return {}
-    return read_floor(folder / BESIDE_TRACES) or {}
+    return read_floor(folder / BESIDE_TRACES, say) or {}
 
 
 def reasons(pairs: DumpPairs, results: Iterable[SiteResult]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ditto_core.errors import CacheError, DittoError, TraceError, UsageError
+from ditto_core.visible import visible
 from pytest_ditto import reports
 from pytest_ditto.bench import NOTES
 from pytest_ditto.fixtures import PAIR, UNAVAILABLE
@@ -73,6 +74,7 @@ def comparisons(item: pytest.Item, call: pytest.CallInfo[None]) -> list[Comparis
 
 def numbers_of(run: Comparison) -> dict[str, Any]:
     """Return a comparison's numbers, for reports and for the summary."""
+    run = run.shown
     worst, bad = run.worst, run.first_bad
     return {
         "engine": run.engine.label,
@@ -196,8 +198,8 @@ class Tally:
         lines = [line_of(*run) for run in failed[:SHOWN]]
         if len(failed) > SHOWN:
             lines.append(f"and {len(failed) - SHOWN} more that diverge")
-        lines += [f"note: {note}" for note in dict.fromkeys(self.notes)]
-        lines += [f"skipped {count}: {reason}" for reason, count in self.unavailable.most_common()]
+        lines += [visible(f"note: {note}") for note in dict.fromkeys(self.notes)]
+        lines += [visible(f"skipped {count}: {reason}") for reason, count in self.unavailable.most_common()]
         if self.bad_inputs:
             lines.append(f"bad input in {self.bad_inputs} test{'s' * (self.bad_inputs != 1)}: exit code 4")
         return lines + self.total()

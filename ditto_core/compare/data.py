@@ -28,6 +28,7 @@ from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap, matches, no_match
 from ditto_core.system.files import reading, replace_text
 from ditto_core.system.receipt import Receipt
+from ditto_core.visible import visible
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,6 +86,11 @@ class ComparisonData:
     def measured(self) -> bool:
         """Tell whether any element was compared: tensors that are all empty say nothing."""
         return any(result.metrics.count for result in self.results)
+
+    @cached_property
+    def shown(self) -> Self:
+        """The comparison with names that may be shown anywhere (:func:`~ditto_core.visible.visible`)."""
+        return visible(self)
 
     @property
     def steps(self) -> int:

@@ -20,6 +20,7 @@ ROWS = 15
 
 def failure_message(comparison: ComparisonData) -> str:
     """Return why a comparison failed, in at most ten lines; the first has the site, step, number and bound."""
+    comparison = comparison.shown
     lines = [headline(comparison)]
     bad = comparison.first_bad
     if bad is not None:
@@ -33,6 +34,7 @@ def failure_message(comparison: ComparisonData) -> str:
 
 def headline(comparison: ComparisonData) -> str:
     """Return the verdict in one line."""
+    comparison = comparison.shown
     bad = comparison.first_bad
     if bad is not None:
         return f"engine diverges at {bad.site}, step {bad.step}: {bad.verdict}"
@@ -185,6 +187,7 @@ def advice(comparison: ComparisonData) -> str:
 
 def token_message(comparison: ComparisonData) -> str:
     """Return where the greedy tokens part, in at most ten lines."""
+    comparison = comparison.shown
     rows = [(i, token) for i, token in enumerate(comparison.tokens) if token.flips]
     row, token = min(rows, key=lambda item: item[1].flips[0])
     step = token.flips[0]
@@ -216,6 +219,7 @@ def shorten(text: str, width: int = 100) -> str:
 
 def summary_line(comparison: ComparisonData) -> str:
     """Return a comparison in one line, whatever came of it."""
+    comparison = comparison.shown
     sides = f"{comparison.engine.label} against {comparison.reference.label}"
     return f"{sides}, {comparison.steps} steps, {len(comparison.sites)} sites: {headline(comparison)}"
 
@@ -246,6 +250,7 @@ HEAD = ("margin", "fails", "worst step", "site", "value", "bound", "max abs", "r
 
 def table(comparison: ComparisonData, rows: int = ROWS) -> str:
     """Return the sites as a compact table, worst margin first, under a sparkline of the error along the depth."""
+    comparison = comparison.shown
     step = comparison.first_bad.step if comparison.first_bad else comparison.worst.step if comparison.worst else 0
     found = site_rows(comparison)
     cells = [HEAD, *map(cells_of, found[:rows])]

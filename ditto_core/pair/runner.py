@@ -45,7 +45,12 @@ class Runner:
         low_precision = None if floor else sessions.low_precision
         localizer = self._localizer() if (options.localize if localize is None else localize) else None
         sides = Sides(
-            sessions.engine, sessions.reference, low_precision, sessions.untapped, localizer=localizer or reader
+            sessions.engine,
+            sessions.reference,
+            low_precision,
+            sessions.untapped,
+            localizer=localizer or reader,
+            axes=sessions.output_axes,
         )
         start = time.perf_counter()
         with torch_threads(options.threads), recording(sides, self._writers(dump)):

@@ -56,7 +56,8 @@ class ComparisonData:
     receipt: Receipt | None = None
 
     def __bool__(self) -> bool:
-        return self.measured and not self.missing and not self.failures and self.logits_ok
+        judged = not self.missing and not self.unjudged_outputs
+        return self.measured and judged and not self.failures and self.logits_ok
 
     def __iter__(self) -> Iterator[SiteResult]:
         return iter(sorted(self.results, key=lambda r: (-r.verdict.margin, r.step, r.order)))
@@ -112,6 +113,17 @@ class ComparisonData:
         """The first site, at the earliest failing step, whose error exceeds its bound and does not heal."""
         return next(iter(self.failures), None)
 
+    @cached_property
+    def inconclusive(self) -> tuple[SiteResult, ...]:
+        """Results that could not be judged, earliest step first, then topological order."""
+        found = (r for r in self.results if not r.verdict.judged)
+        return tuple(sorted(found, key=lambda r: (r.step, r.order)))
+
+    @property
+    def unjudged_outputs(self) -> tuple[SiteResult, ...]:
+        """Final outputs that could not be judged: they make the comparison fail."""
+        return tuple(r for r in self.inconclusive if r.final)
+
     @property
     def healed(self) -> tuple[SiteResult, ...]:
         """Results above their bound whose error is gone downstream."""
@@ -163,6 +175,7 @@ class ComparisonData:
         return {
             "schema_version": SCHEMA_VERSION,
             "ok": bool(self),
+            "inconclusive": len(self.inconclusive),
             "engine": asdict(self.engine),
             "reference": asdict(self.reference),
             "tolerance": self.tolerance.to_json(),

@@ -77,7 +77,14 @@ class Runner:
         path = sessions.workspace.floor_path(self._floor_key(key))
         floor = read_floor(path, sessions.workspace.say)
         low_precision = None if floor else sessions.low_precision
-        sides = Sides(sessions.engine, sessions.reference, low_precision, sessions.untapped, localizer=localizer)
+        sides = Sides(
+            sessions.engine,
+            sessions.reference,
+            low_precision,
+            sessions.untapped,
+            localizer=localizer,
+            axes=sessions.output_axes,
+        )
         with torch_threads(self._options.threads), recording(sides, self._writers(dump)):
             comparison, measured = run_fn(sides, floor)
         if low_precision is not None:

@@ -51,6 +51,17 @@ class Sessions:
         return self.workspace.export(self.spec)
 
     @cached_property
+    def output_axes(self) -> dict[str, tuple[str, ...]]:
+        """The names of the dimensions of the final outputs in the exported graph; empty for a decoder, whose logits are
+        [batch, length, vocab], and where there is no graph."""
+        from ditto_core.graphs.graph import Graph
+
+        if self.built.decoder or not self.export.onnx_path.exists():
+            return {}
+        graph = Graph.read(self.export.onnx_path)
+        return {name: graph.axes(name) for name in self.export.finals}
+
+    @cached_property
     def engine(self) -> Session:
         """The engine's session."""
         return self.built.open()

@@ -12,7 +12,7 @@ from ditto_core.compare.dumps import DumpPairs, Pair
 from ditto_core.compare.findings import find
 from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.tolerance import EPSILON, INTEGERS, Tolerance
+from ditto_core.compare.tolerance import EPSILON, INTEGERS, Tolerance, quantized_bounds
 from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError
 from ditto_core.session import SessionInfo
@@ -37,16 +37,17 @@ def compare_offline(
 ) -> Comparison:
     """Measure and judge every pair of two dumps; the first dump is the engine's side.
 
-    ``dtype`` decides the bounds where no rule does (default: what the dump says, else the coarsest of the tensors on
-    either side; an 8-bit one only where there is no other); integers have to be equal, whatever ``rtol`` and ``atol``
-    are. Names and steps that only one
-    side has are in ``missing``, with ``ignore_missing`` in ``notes``; different shapes are in ``missing`` always.
+    With ``rtol`` or ``atol`` every element has to be within them, as ``numpy.allclose`` judges; the one that is not
+    given is the usual one of the tensors' dtype. ``dtype`` decides the bounds where neither these nor a rule does
+    (default: what the dump says, else each tensor's own, the coarser of both sides); integers have to be equal. Names
+    and steps that only one side has are in ``missing``, with ``ignore_missing`` in ``notes``; different shapes are in
+    ``missing`` always.
     Raises :class:`UsageError` for a negative tolerance or a NaN.
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not value >= 0:
             raise UsageError(f"{name} is {value}, expected a number of 0 or more")
-    tolerance = tolerance or Tolerance()
+    tolerance = replace(tolerance or Tolerance(), allclose=rtol is not None or atol is not None)
     alone = one_sided(pairs)
     said = [f"left out {name}: {reason}" for name, reason in alone.items()] if ignore_missing else []
     known = dtype or pairs.actual.info.get("dtype", "")
@@ -88,10 +89,19 @@ def step_through(
         if comparer is None or comparer.step != pair.step:
             inputs = tokens_of(pairs, pair.step)
             comparer = Comparer(
-                (), pair.step, inputs, found, tolerance, dtype, generated=False, elementwise=elementwise
+                (),
+                pair.step,
+                inputs,
+                found,
+                tolerance,
+                dtype,
+                generated=False,
+                elementwise=elementwise,
+                every_token=bool(dtype) and quantized_bounds(dtype) is not None,
             )
         tap = taps[pair.name] = tap_of(pair, known.get(pair.name), taps.get(pair.name))
-        comparer.compare(order.setdefault(pair.name, len(order)), tap, pair.actual, pair.expected)
+        final = pair.name.startswith("output:") or tap.value == "logits"
+        comparer.compare(order.setdefault(pair.name, len(order)), tap, pair.actual, pair.expected, final=final)
         if tap.value == "logits":
             comparer.compare_logits(pair.actual, pair.expected)
     return tuple(taps.values())

@@ -39,6 +39,8 @@ def judge(
             engine.kernels,
             r.dtype in INTEGERS,
             reasons.get(kind_of(r), ""),
+            r.row,
+            r.element,
         )
 
     judged = [replace(r, verdict=verdict(r), healed=False) for r in results]

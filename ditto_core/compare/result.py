@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ditto_core.compare._record import Metrics, decode, encode
+from ditto_core.compare.rows import RowError
 from ditto_core.compare.tokens import matching_prefix
 from ditto_core.compare.verdict import Verdict
 
@@ -19,6 +20,8 @@ class SiteResult:
     error exceeds its bound but is gone at the end of an enclosing module. ``final``: the tensor is an output of the
     model, so nothing that comes after can heal it, and a run that cannot judge it fails. ``dtype``: that of the tensor
     where its own bounds hold (integers; dumps of engines whose dtype is not known), else empty: the engine's hold.
+    ``row``: the row [batch, position] that is furthest beyond its own floor. ``element``: the largest |d| of an element
+    of the reference in the engine's dtype, None where no floor was measured.
     """
 
     step: int
@@ -30,6 +33,8 @@ class SiteResult:
     healed: bool = False
     final: bool = False
     dtype: str = ""
+    row: RowError | None = None
+    element: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -100,13 +105,17 @@ def result_to_json(result: SiteResult) -> dict[str, Any]:
     """Return a JSON-ready dictionary of one result."""
     verdict = {k: encode(v) for k, v in asdict(result.verdict).items()}
     flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed", "final", "dtype")}
-    return {**flat, "floor": encode(result.floor), "verdict": verdict, "metrics": result.metrics.to_json()}
+    numbers = {"floor": encode(result.floor), "element": encode(result.element)}
+    row = None if result.row is None else result.row.to_json()
+    return {**flat, **numbers, "verdict": verdict, "row": row, "metrics": result.metrics.to_json()}
 
 
 def result_from_json(data: Mapping[str, Any]) -> SiteResult:
     """Inverse of :func:`result_to_json`."""
     verdict = Verdict(**{k: decode(v) if k in ("value", "bound") else v for k, v in data["verdict"].items()})
-    fields = {**data, "floor": decode(data["floor"]), "verdict": verdict}
+    row = RowError.from_json(data["row"]) if data.get("row") else None
+    numbers = {"floor": decode(data["floor"]), "element": decode(data.get("element"))}
+    fields = {**data, **numbers, "row": row, "verdict": verdict}
     return SiteResult(**{**fields, "metrics": Metrics.from_json(data["metrics"])})
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ditto_core.compare._record import decode, encode
+
 POSITIONS = ("length", "total", "past")
 """Axes that count positions; a tensor's rows are numbered by the first of them that it has."""
 
@@ -21,6 +23,10 @@ BLOCK = 1 << 20
 
 SMALL = 2.0**-10
 """A row's error is measured against at least this share of the root mean square row, so that rows of zeros have one."""
+
+GROWTH = 0.25
+"""The factor of the worst of n rows is that of a tensor times 1 + GROWTH log10(n): the largest of n samples with an
+exponential tail grows with log n. benchmarks/tolerance.md has the measurement."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +44,17 @@ class RowError:
     rows: int
     width: int
 
+    def __str__(self) -> str:
+        return f"row {list(self.index)}, the worst of {self.rows}"
+
     def to_json(self) -> dict[str, Any]:
-        """Return a dictionary for strict JSON; an infinite error is a text."""
-        return {**asdict(self), "error": self.error if math.isfinite(self.error) else str(self.error)}
+        """Return a dictionary for strict JSON; infinite numbers are texts."""
+        return {name: encode(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RowError:
         """Inverse of :meth:`to_json`."""
-        return cls(**{**data, "index": tuple(data["index"]), "error": float(data["error"])})
+        return cls(**{name: decode(value) for name, value in data.items()})
 
 
 def row_dimensions(axes: Sequence[str]) -> tuple[int, ...]:
@@ -56,11 +65,17 @@ def row_dimensions(axes: Sequence[str]) -> tuple[int, ...]:
 
 
 def row_errors(
-    actual: torch.Tensor, expected: torch.Tensor, axes: Sequence[str], valid: torch.Tensor | None = None
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    axes: Sequence[str],
+    valid: torch.Tensor | None = None,
+    *,
+    least: float = SMALL,
 ) -> torch.Tensor | None:
     """Return the relative L2 error ||a - b|| / ||b|| of each row, float64 [rows] in row-major order.
 
-    ``valid`` broadcasts to the shape; elements where it is False do not count. A NaN or Inf that the other side does
+    ``valid`` broadcasts to the shape; elements where it is False do not count. ||b|| is taken as at least the share
+    ``least`` of the root mean square row. A NaN or Inf that the other side does
     not have makes the row's error infinite. None for a tensor of fewer than two rows, for one without a batch or
     position, and for integers.
     """
@@ -76,7 +91,7 @@ def row_errors(
     parts = zip(*(torch.split(side, max(1, BLOCK // flat[0].shape[1])) for side in flat), strict=True)
     error, size = (torch.cat(sums) for sums in zip(*(norms(*part) for part in parts), strict=True))
     usual = size.square().mean().sqrt()
-    found = torch.where(error == 0, 0, error / size.clamp(min=SMALL * float(usual)))
+    found = torch.where(error == 0, 0, error / size.clamp(min=least * float(usual)))
     return torch.where(found.isnan(), torch.inf, found)
 
 
@@ -88,15 +103,26 @@ def norms(a: torch.Tensor, b: torch.Tensor, valid: torch.Tensor | None = None) -
     return torch.where(same, 0, a.double() - b.double()).norm(dim=1), torch.where(there, b.double(), 0).norm(dim=1)
 
 
+def row_factor(factor: float, rows: int) -> float:
+    """Return the factor for the worst of ``rows`` rows, where a whole tensor may have ``factor`` times its floor."""
+    return factor * (1 + GROWTH * math.log10(rows))
+
+
 def worst_row(errors: torch.Tensor, floors: torch.Tensor | None, shape: Sequence[int], axes: Sequence[str]) -> RowError:
     """Return the row whose error is the largest multiple of its floor, which is at least the median row's.
 
     ``errors`` and ``floors`` are what :func:`row_errors` returns. Without ``floors``: the row of the largest error.
     """
-    usable = None if floors is None else floors.clamp(min=float(floors.median()))
+    usable = None if floors is None else floors.clamp(min=usual(floors))
     ratios = errors if usable is None else torch.where(errors == 0, 0, errors / usable)
     at = int(ratios.argmax())
     sizes = [shape[dim] for dim in row_dimensions(axes)]
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), sizes))
     floor = None if usable is None else float(usable[at])
     return RowError(index, float(errors[at]), floor, len(errors), math.prod(shape) // len(errors))
+
+
+def usual(floors: torch.Tensor) -> float:
+    """Return the median floor of the rows that have any: rows of padding have none."""
+    there = floors[floors > 0]
+    return float(there.median()) if there.numel() else 0.0

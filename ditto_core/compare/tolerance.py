@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare._record import decode, encode
 from ditto_core.compare.bounds import Rule, parse_rules
+from ditto_core.compare.rows import RowError, row_factor
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, Verdict, decide
 from ditto_core.errors import SelectorError, UsageError
 from ditto_core.sites import matches, no_match
@@ -50,6 +51,9 @@ TABLE: Mapping[str, float] = {
 }
 """rel-L2 bounds of accumulated error where no noise floor was measured: about ten times the floors of real models, and
 one step of the 8-bit floats."""
+
+ROW_TABLE = 10.0
+"""How many times the table's bound one row may have."""
 
 INTEGERS = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
 """Dtypes of tensors (token ids, masks) that are equal or not: one id beside another is no small error. As the dtype of
@@ -166,15 +170,18 @@ class Tolerance:
         kernels: Iterable[KernelProperty] = (),
         exact: bool = False,
         reason: str = "the noise floor is too large to judge by",
+        row: RowError | None = None,
+        element: float | None = None,
     ) -> Verdict:
         """Judge a site's metrics.
 
         ``sites`` are the site's names, ``dtype`` is the engine's, ``floor`` the reference's own error there (rel-L2; of
         integers the share that differs), ``kernels`` the engine's measured kernel properties; ``exact``: the site holds
-        integers; ``reason``: why a floor is not usable, where it is not. In this order: a user's rule; mismatches of
-        integers; elements, with :attr:`allclose`; the noise floor; the noise floor widened by a kernel property, which
-        makes the result ``explained``; the table by dtype. Where the floor is not usable, what exceeds the table is
-        ``inconclusive``.
+        integers; ``reason``: why a floor is not usable, where it is not; ``row``: the worst row and ``element``: the
+        reference's own largest |d|, which are judged where the tensor as a whole is within its floor. In this order: a
+        user's rule; mismatches of integers; elements, with :attr:`allclose`; the noise floor; the noise floor widened
+        by a kernel property, which makes the result ``explained``; the table by dtype. Where the floor is not usable,
+        what exceeds the table is ``inconclusive``.
         """
         rules = self.rules_for(sites, step)
         if rules:
@@ -187,8 +194,9 @@ class Tolerance:
         if quantized_bounds(dtype):
             return quantized(metrics, dtype)
         if floor is None:
-            return decide("rel_l2", metrics.rel_l2, TABLE[dtype], f"table for {dtype}, no floor measured")
-        return self._by_floor(step, metrics, dtype, floor, kernels) or without_floor(metrics, dtype, reason)
+            return by_table(metrics, dtype, row)
+        parts = self._parts(step, metrics, dtype, kernels, row, element)
+        return self._by_floor(step, metrics, dtype, floor, kernels, parts) or without_floor(metrics, dtype, reason)
 
     def _integers(self, metrics: Metrics, floor: float, reason: str) -> Verdict:
         """Judge integers: as many may differ as a multiple of those that nearly tie in the reference itself."""
@@ -204,9 +212,15 @@ class Tolerance:
         return self.factor * floor < CEILING
 
     def _by_floor(
-        self, step: int, metrics: Metrics, dtype: str, measured: float, kernels: Iterable[KernelProperty]
+        self,
+        step: int,
+        metrics: Metrics,
+        dtype: str,
+        measured: float,
+        kernels: Iterable[KernelProperty],
+        parts: Iterable[Verdict],
     ) -> Verdict | None:
-        """Judge by the noise floor; None where it is not usable."""
+        """Judge by the noise floor, and ``parts`` of a tensor that is within it; None where it is not usable."""
         if not self.usable(measured):
             return None
         floor = max(measured, EPSILON[dtype] / 2)
@@ -214,8 +228,33 @@ class Tolerance:
         few = f" of {metrics.count} elements" if factor != self.factor else ""
         plain = decide("rel_l2", metrics.rel_l2, factor * floor, f"{factor:.3g} x noise floor {floor:.1e}{few}")
         if plain.ok:
-            return plain
+            return next((part for part in parts if not part.ok), plain)
         return by_kernels(kernels, step, metrics.rel_l2, floor, factor) or plain
+
+    def _parts(
+        self,
+        step: int,
+        metrics: Metrics,
+        dtype: str,
+        kernels: Iterable[KernelProperty],
+        row: RowError | None,
+        element: float | None,
+    ) -> Iterator[Verdict]:
+        """Judge what a tensor within its floor may hide: its worst row, and its worst element."""
+        if row is not None and row.floor is not None:
+            floor = max(row.floor, EPSILON[dtype] / 2)
+            factor = row_factor(widened(self.factor, row.width), row.rows)
+            if factor * floor < CEILING:
+                rule = f"{factor:.3g} x noise floor {floor:.1e} of {row}"
+                found = decide("row_rel_l2", row.error, factor * floor, rule)
+                # The extreme of many rows: twice of what the probe's ratio allows a tensor.
+                yield found if found.ok else by_kernels(kernels, step, row.error, floor, 2 * factor) or found
+        if element is not None and metrics.rel_l2:
+            size = metrics.rms / metrics.rel_l2
+            widest = max((kernel.ratio for kernel in kernels), default=1.0)
+            least, factor = EPSILON[dtype] / 2 * size, 2 * widened(self.factor, metrics.count) * max(1.0, widest)
+            rule = f"{factor:.3g} x the largest of the reference in {dtype}, at {list(metrics.max_abs_index or ())}"
+            yield decide("max_abs", metrics.max_abs, factor * max(element, least), rule)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -240,6 +279,16 @@ def widened(factor: float, count: int) -> float:
     ``benchmarks/few_elements.py`` measured how much: beyond this are 0 to 0.2 % of healthy results.
     """
     return factor * (1 + 3 / count) if 0 < count < FEW else factor
+
+
+def by_table(metrics: Metrics, dtype: str, row: RowError | None) -> Verdict:
+    """Judge where no floor was measured; a row may have ten times the error of its tensor."""
+    found = decide("rel_l2", metrics.rel_l2, TABLE[dtype], f"table for {dtype}, no floor measured")
+    if row is None or not found.ok:
+        return found
+    bound = min(ROW_TABLE * TABLE[dtype], CEILING)
+    worst = decide("row_rel_l2", row.error, bound, f"{ROW_TABLE:g} x table for {dtype}, {row}")
+    return found if worst.ok else worst
 
 
 def without_floor(metrics: Metrics, dtype: str, reason: str) -> Verdict:

@@ -11,13 +11,14 @@ import torch
 from ditto_core.compare.judging import UNTAPPED
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult
+from ditto_core.compare.rows import SMALL, RowError, row_errors, worst_row
 from ditto_core.compare.tokens import Flip, LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
 from ditto_core.compare.tolerance import INTEGERS, TABLE, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.sites import Tap
 from ditto_core.spec import DTYPES
-from ditto_core.stepping.floor import Floor
+from ditto_core.stepping.floor import Floor, Noise
 from ditto_core.stepping.prompts import valid_elements
 
 
@@ -165,8 +166,9 @@ class Comparer:
         for i, result in enumerate(self._found.results):
             if (result.step, result.site) == (self.step, tap.site):
                 self._found.results[i] = replace(result, final=True)
-                if result.floor is not None:
-                    self._found.floor.setdefault(name, {})[self.step] = result.floor
+                known = self._found.floor.get(tap.site, {}).get(self.step)
+                if known is not None:
+                    self._found.floor.setdefault(name, {})[self.step] = known
         return True
 
     def _output(self, site: str, name: str, tensor: torch.Tensor) -> Tap:
@@ -235,6 +237,7 @@ class Comparer:
             self._found.missing.setdefault(tap.site, str(error))
             return
         floors = self._found.floor.get(tap.site) or self._found.floor.get(tap.value, {})
+        known = floors.get(self.step)
         self._found.results.append(
             SiteResult(
                 self.step,
@@ -242,14 +245,32 @@ class Comparer:
                 order,
                 metrics,
                 UNJUDGED,
-                floors.get(self.step),
+                None if known is None else known.rel_l2,
                 final=final,
                 dtype=self._own_dtype(actual, expected, tap),
+                row=self._row(actual, expected, known, tap, valid) if metrics.rel_l2 else None,
+                element=None if known is None else known.max_abs,
             )
         )
 
-    def _floor(self, noisy: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> float:
-        """Return the reference's own error: rel-L2, of integers the share that differs; NaN where it is random."""
+    def _row(
+        self,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        noise: Noise | None,
+        tap: Tap,
+        valid: torch.Tensor | None,
+    ) -> RowError | None:
+        """Return the row furthest beyond its floor; without floors small rows are measured against the usual row."""
+        floors = torch.tensor(noise.rows, dtype=torch.float64) if noise and noise.rows else None
+        a, b = as_masks(actual, expected)
+        errors = row_errors(a, b, tap.axes, valid, least=1.0 if floors is None else SMALL)
+        if errors is None or (floors is not None and len(floors) != len(errors)):
+            return None
+        return worst_row(errors.cpu(), floors, b.shape, tap.axes)
+
+    def _floor(self, noisy: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Noise:
+        """Return the reference's own error; NaN where it is random."""
         first = self._repeated.pop(tap.site, None)
         if first is not None:
             if first.dim() == 3:  # the engine may have the last token's logits only
@@ -258,9 +279,14 @@ class Comparer:
             if not twice.rel_l2 <= TABLE.get(name_of(expected.dtype), 0.0):
                 self._found.random.add(tap.site)
         if tap.site in self._found.random:
-            return math.nan
+            return Noise(math.nan)
         found = self._measure(noisy, expected, tap, valid)
-        return found.mismatch_ratio if self._own_dtype(noisy, expected, tap) in INTEGERS else found.rel_l2
+        if self._own_dtype(noisy, expected, tap) in INTEGERS:
+            return Noise(found.mismatch_ratio)
+        rows = row_errors(*as_masks(noisy, expected), tap.axes, valid)
+        # Three digits, so that a floor read from its file gives the same verdict.
+        digits = () if rows is None else tuple(float(f"{error:.2e}") for error in rows.tolist())
+        return Noise(found.rel_l2, found.max_abs, digits)
 
     def _own_dtype(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap) -> str:
         """Return the dtype whose bounds are a tensor's own: integers', and any where the engine's is not known."""

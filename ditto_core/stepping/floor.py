@@ -5,12 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ditto_core.system.atomic import write_atomic
 from ditto_core.system.fingerprint import fingerprint
 
-Floor = dict[str, dict[int, float]]
-"""Noise floor: the reference's own rel-L2 error in the engine's dtype, by site and step."""
+
+class Noise(NamedTuple):
+    """The reference's own error in the engine's dtype at one site and step.
+
+    ``rel_l2`` of the tensor (of integers the share that differs); ``max_abs``: the largest |d| of an element; ``rows``:
+    rel-L2 of each row [batch, position], empty for a tensor without rows.
+    """
+
+    rel_l2: float
+    max_abs: float = 0.0
+    rows: tuple[float, ...] = ()
+
+
+Floor = dict[str, dict[int, Noise]]
+"""Noise floor of a run, by site and step."""
 
 BESIDE_TRACES = "floor.json"
 """File in a run's folder, beside the traces of its two sides."""
@@ -21,13 +35,21 @@ def read_floor(path: Path, say: Callable[[str], None]) -> Floor | None:
     try:
         data = json.loads(path.read_text())
         if data["sha256"] == fingerprint(data["floor"]):
-            return {site: {int(step): value for step, value in steps.items()} for site, steps in data["floor"].items()}
+            return {
+                site: {int(step): read_noise(v) for step, v in steps.items()} for site, steps in data["floor"].items()
+            }
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     say(f"the noise floor in {path.parent.name}/{path.name[:12]} is damaged and not used")
     return None
+
+
+def read_noise(data: list[Any]) -> Noise:
+    """Read the floor of one site and step."""
+    rel_l2, max_abs, rows = data
+    return Noise(rel_l2, max_abs, tuple(rows))
 
 
 def write_floor(path: Path, floor: Floor) -> None:

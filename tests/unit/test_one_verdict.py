@@ -143,3 +143,54 @@ def test_the_floor_of_a_run_decides_between_its_dumps_too(tmp_path, error, ok):
     (tmp_path / BESIDE_TRACES).unlink()
     alone = compare_offline(compare_dumps(tmp_path / "engine", tmp_path / "reference"))
     assert alone.results[-1].verdict.bound == 0.01
+
+
+@pytest.mark.parametrize("wrong", ["zeros", "scaled", "rolled", "nothing"])
+def test_one_wrong_row_of_three_hundred_fails_though_the_tensor_is_within_its_floor(tmp_path, wrong):
+    """Rounding to bfloat16 is the floor. Of the whole tensor a wrong row is less than a fifteenth."""
+    generator = torch.Generator().manual_seed(1)
+    theirs = torch.randn(1, 300, 64, generator=generator)
+    noisy = (theirs * (1 + 0.03 * torch.randn(theirs.shape, generator=generator))).to(torch.bfloat16)
+    ours = (theirs * (1 + 0.03 * torch.randn(theirs.shape, generator=generator))).to(torch.bfloat16)
+    if wrong == "zeros":
+        ours[0, 17] = 0
+    elif wrong == "scaled":
+        ours[0, 17] *= 1.4
+    elif wrong == "rolled":
+        ours[0, 17] = ours[0, 16]
+    tap = Tap("model.norm", "norm", dtype="bfloat16", axes=("batch", "length", ""))
+    inputs = {"input_ids": torch.zeros(1, 300, dtype=torch.int64), "attention_mask": torch.ones(1, 300)}
+    ways = three_ways(tmp_path, tap, ours, theirs, noisy, inputs=inputs, dtype="bfloat16")
+    ok, _, metric, value, bound = one_verdict(ways, "model.norm")
+    assert ok is (wrong == "nothing")
+    assert ways["live"].results[0].metrics.rel_l2 < 0.12  # within 4 x 0.03
+    if not ok:
+        assert value > bound
+        assert metric == "row_rel_l2"
+        assert ways["live"].results[0].row.index == (0, 17)
+
+
+@pytest.mark.parametrize("off", [0.0, 1.5])
+def test_one_wrong_element_of_sixteen_thousand_fails_though_its_row_is_within_its_floor(tmp_path, off):
+    """Eight times the reference's own largest error are allowed: 8 x 0.03 x about 4 standard deviations."""
+    generator = torch.Generator().manual_seed(2)
+    theirs = torch.randn(1, 4, 4096, generator=generator)
+    noisy, ours = (theirs + 0.03 * torch.randn(theirs.shape, generator=generator) for _ in range(2))
+    ours[0, 2, 99] = theirs[0, 2, 99] + off
+    tap = Tap("model.norm", "norm", dtype="bfloat16", axes=("batch", "length", ""))
+    inputs = {"input_ids": torch.zeros(1, 4, dtype=torch.int64), "attention_mask": torch.ones(1, 4)}
+    found = one_verdict(three_ways(tmp_path, tap, ours, theirs, noisy, inputs=inputs, dtype="bfloat16"), "model.norm")
+    assert found[0] is (not off)
+    assert found[2] == ("max_abs" if off else "rel_l2")
+
+
+@pytest.mark.parametrize(("row", "ok"), [(0.05, True), (0.2, False)])
+def test_without_a_floor_a_row_may_have_ten_times_the_error_of_the_table(tmp_path, row, ok):
+    """The table allows a float16 tensor 0.01; the whole tensor's error is a thirtieth of the row's."""
+    theirs = torch.full((1, 900, 4), 1.0)
+    ours = theirs.clone()
+    ours[0, 3] += row
+    tap = Tap("model.norm", "norm", dtype="float16", axes=("batch", "length", ""))
+    found = one_verdict(three_ways(tmp_path, tap, ours, theirs), "model.norm")
+    assert found[0] is ok
+    assert found[2] == ("rel_l2" if ok else "row_rel_l2")

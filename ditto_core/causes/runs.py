@@ -48,7 +48,7 @@ def observer_effect(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
     effect = comparison.observer
     if effect is None:
         return None
-    floors = [r.floor for r in final_results(comparison) if r.floor]
+    floors = [r.floor for r in final_results(comparison) if r.floor and comparison.tolerance.usable(r.floor)]
     bound = comparison.tolerance.factor * max(floors, default=epsilon(comparison))
     if effect.rel_l2 <= max(bound, 4 * epsilon(comparison)):
         return None

@@ -25,19 +25,20 @@ def judge(
     """Give every measurement its verdict, then mark those that heal downstream."""
     taps = tuple(taps)
     names = {tap.site: (tap.site, *tap.aliases) for tap in taps}
+    integers = {tap.site for tap in taps if tap.dtype in INTEGERS}
     usual = usual_floors(r for r in results if r.floor is not None and tolerance.usable(r.floor))
     reasons = unusable_floors(results, tolerance, engine.dtype)
 
     def verdict(r: SiteResult) -> Verdict:
         known = () if r.floor is None else (r.floor, usual.get((r.site, r.step > 0), 0.0))
         return tolerance.judge(
-            names_of(r.site, taps),
+            names.get(r.site) or output_names(r.site, taps),
             r.step,
             r.metrics,
             r.dtype or engine.judged_as,
             max(known, default=None),  # the first where it is NaN
             engine.kernels,
-            r.dtype in INTEGERS,
+            r.dtype in INTEGERS or r.site in integers,
             reasons.get(kind_of(r), ""),
             r.row,
             r.element,
@@ -78,15 +79,13 @@ def unjudged(dtype: str, results: Iterable[SiteResult], logits: Collection[Logit
     return {"logits": f"an {dtype} engine is judged by its logits, which there are none of: give a tolerance by site"}
 
 
-def names_of(site: str, taps: Iterable[Tap]) -> tuple[str, ...]:
-    """Return every name by which a rule may mean a site; an output of the untapped engine has the tapped one's too."""
+def output_names(site: str, taps: Iterable[Tap]) -> tuple[str, ...]:
+    """Return every name by which a rule may mean an output: one of the untapped engine has the tapped one's too."""
     output = site.removesuffix(UNTAPPED)
-    for tap in taps:
-        if site in (tap.site, *tap.aliases):
-            return (tap.site, *tap.aliases)
-        if site != output == tap.value:
-            return (site, output, tap.site, *tap.aliases)
-    return (site,) if site == output else (site, output)
+    if site == output:
+        return (site,)
+    same = (name for tap in taps if tap.value == output for name in (tap.site, *tap.aliases))
+    return (site, output, *same)
 
 
 def unusable_floors(results: Iterable[SiteResult], tolerance: Tolerance, dtype: str) -> dict[str, str]:

@@ -25,6 +25,20 @@ def test_ids_that_one_tool_wrote_as_floats_are_still_ids(compare, tmp_path, loos
     assert compare(ours, whole, "--tolerance", "max_abs:ids=1")[0] == 0
 
 
+def test_rtol_and_atol_judge_every_element_as_numpy_does(compare, tmp_path):
+    wrong = X.clone().flatten()
+    wrong[3] *= 1.02
+    sides = {"good": X, "scaled": X * 1.01, "one": wrong.reshape(X.shape)}
+    good, scaled, one = (safetensors(tmp_path / f"{name}.safetensors", x=x) for name, x in sides.items())
+    for side, rtol in ((scaled, 0.02), (scaled, 0.005), (one, 0.03), (one, 0.01)):
+        ours = sides["scaled" if side is scaled else "one"].numpy()
+        expected = np.allclose(ours, X.numpy(), rtol=rtol, atol=1e-6)
+        code, output = compare(side, good, "--rtol", str(rtol), "--atol", "1e-6")
+        assert code == (0 if expected else 1)
+        assert f"every element within rtol {rtol:g} and atol 1e-06" in output
+    assert compare(scaled, good)[0] == 1  # by the table
+
+
 def test_bounds_on_two_metrics_of_one_selector_hold_together(compare, tmp_path):
     good, bad = (safetensors(tmp_path / f"{name}.safetensors", x=x) for name, x in (("a", X), ("b", X * 1.01)))
     code, output = compare(bad, good, "--tolerance", "x=1e-3", "--tolerance", "max_abs:x=1")

@@ -15,7 +15,8 @@ from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.stepping.dumps import compare_offline
 from ditto_core.stepping.floor import BESIDE_TRACES, write_floor
-from ditto_core.stepping.lockstep import Sides, recording, single_step
+from ditto_core.stepping.lockstep import Sides, lockstep, recording, single_step
+from ditto_core.stepping.prompts import encode
 from ditto_core.trace import TraceWriter
 
 HALF, FULL = torch.finfo(torch.float16).min, torch.finfo(torch.float32).min
@@ -194,3 +195,37 @@ def test_without_a_floor_a_row_may_have_ten_times_the_error_of_the_table(tmp_pat
     found = one_verdict(three_ways(tmp_path, tap, ours, theirs), "model.norm")
     assert found[0] is ok
     assert found[2] == ("rel_l2" if ok else "row_rel_l2")
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(("gap", "tie"), [(0.03, True), (0.3, False)])
+def test_the_logits_own_noise_decides_on_a_flip_whatever_else_is_tapped(raw, gap, tie):
+    """The floor is 1e-3 and the logits' root mean square about 11.3: noise explains 4 x sqrt(2) x 0.0113 = 0.064.
+
+    Two float16 steps at 16 are 0.031; a raw tap that is a hundred times as large comes last.
+    """
+    theirs = torch.full((1, 3, 64), 11.0)
+    theirs[..., 5], theirs[..., 6] = 16 + gap, 16.0
+    ours = theirs.clone()
+    ours[..., 6] = 16 + 1.1 * gap
+    axes = ("batch", "length", "")
+    taps = [Tap("lm_head", "logits", axes=axes), *([Tap("fx:add_9", "add_9", axes=axes)] if raw else [])]
+    size = {"lm_head": 1.0, "fx:add_9": 100.0}
+    sessions = [
+        StandInSession(tuple(taps), {tap.site: side * size[tap.site] for tap in taps}, dtype)
+        for side, dtype in ((ours, "float16"), (theirs, ""), (theirs * 1.001, "float16"))
+    ]
+    run, _ = lockstep(Sides(*sessions), encode([1, 2, 3]), steps=1)
+    (row,) = run.tokens
+    assert row.differences == (0,)
+    assert row.near_ties == ((0,) if tie else ())
+
+
+@pytest.mark.parametrize(("stated", "ok"), [("float16", True), ("float32", False)])
+def test_float32_logits_are_judged_by_the_dtype_that_the_dump_of_the_engine_states(tmp_path, stated, ok):
+    """0.002 is within 0.01, the table for float16, and beyond 0.0001, that for float32."""
+    theirs = torch.full((2, 3, 16), 1.0)
+    tap = Tap("lm_head", "logits", dtype="float32", axes=("batch", "length", ""))
+    found = one_verdict(three_ways(tmp_path, tap, theirs * 1.002, theirs, dtype=stated), "lm_head")
+    assert found[0] is ok
+    assert found[4] == {"float16": 1e-2, "float32": 1e-4}[stated]

@@ -8,8 +8,9 @@ import torch
 from ditto_core.compare.bounds import METRICS, Rule, parse_rule
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.tolerance import FACTOR, Tolerance, by_rule
-from ditto_core.compare.verdict import DIVERGED, EXPLAINED, WITHIN, Verdict, decide
+from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, WITHIN, Verdict, decide
 from ditto_core.errors import UsageError
+from ditto_core.session import KernelProperty
 
 OFF_BY_A_TENTH = measure(torch.full((64,), 1.1, dtype=torch.float64), torch.ones(64, dtype=torch.float64))
 
@@ -120,3 +121,52 @@ def test_inner_rules_come_last_and_so_decide():
     assert merged.factor == 9
     assert judged(merged).status == DIVERGED
     assert judged(merged, sites=("other",)).status == WITHIN
+
+
+@pytest.mark.parametrize("floor", [math.inf, math.nan, 0.125, 1.0])
+@pytest.mark.parametrize(("engine", "status"), [(1.001, WITHIN), (1.1, INCONCLUSIVE), (0.0, INCONCLUSIVE)])
+def test_a_floor_whose_bound_reaches_a_half_is_no_tolerance(floor, engine, status):
+    """The table for float16 is 0.01; 4 x 0.125 is 0.5."""
+    found = measure(torch.full((64,), engine, dtype=torch.float64), torch.ones(64, dtype=torch.float64))
+    verdict = Tolerance().judge(("a",), 0, found, "float16", floor, reason="eager overflows, first at x")
+    assert verdict.status == status
+    assert verdict.ok
+    assert "eager overflows, first at x" in str(verdict)
+    assert verdict.bound == (0.01 if status == WITHIN else math.inf)
+
+
+def test_a_floor_just_below_the_ceiling_is_a_tolerance():
+    assert judged(Tolerance(), floor=0.1249).bound == pytest.approx(0.4996)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_nan_and_inf_of_the_engine_alone_fail_without_a_usable_floor(wrong, dtype):
+    engine = torch.ones(64)
+    engine[3] = wrong
+    verdict = Tolerance().judge(("a",), 0, measure(engine, torch.ones(64)), dtype, math.inf)
+    assert verdict.status == DIVERGED
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_few_elements_get_no_bound_beyond_the_ceiling(count):
+    found = measure(torch.zeros(count), torch.ones(count))
+    verdict = Tolerance().judge(("a",), 0, found, "bfloat16", 0.12)
+    assert (verdict.status, verdict.bound <= 0.5) == (DIVERGED, True)
+
+
+def test_a_kernel_property_does_not_widen_beyond_the_ceiling():
+    found = measure(torch.zeros(64), torch.ones(64))
+    kernel = KernelProperty("TF32", 1e6, "measured")
+    assert Tolerance().judge(("a",), 0, found, "float32", 1e-4, [kernel]).status == DIVERGED
+
+
+@pytest.mark.parametrize(("wrong", "status"), [(4, WITHIN), (5, DIVERGED)])
+def test_as_many_integers_may_differ_as_a_multiple_of_the_references_own(wrong, status):
+    """One of 1,000 differs in the reference's own low-precision run: 4 x 1 may."""
+    ids = torch.arange(1000)
+    found = measure(ids + (ids < wrong), ids)
+    verdict = Tolerance().judge(("ids",), 0, found, "float16", 0.001, exact=True)
+    assert (verdict.status, verdict.value, verdict.bound) == (status, wrong, pytest.approx(4))
+    assert Tolerance().judge(("ids",), 0, found, "float16", None, exact=True).status == DIVERGED
+    assert Tolerance().judge(("ids",), 0, found, "float16", 0.5, exact=True).status == INCONCLUSIVE

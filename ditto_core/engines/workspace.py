@@ -103,12 +103,14 @@ class Workspace:
         from ditto_core.version import __version__
 
         versions = [__version__, FORMAT, torch.__version__, transformers.__version__, onnxscript.__version__]
-        key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, versions)
+        sizes = [spec.dynamic, [name for name, _ in spec.profile.more]]
+        key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, sizes, versions)
 
         def make(directory: Path) -> None:
             model = self.model(spec.model, spec.attention)
+            named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
             with self.progress(f"exporting {spec.model.label} {spec.dtype} to ONNX"):
-                export(model.cast(getattr(torch, spec.dtype)), directory, opset=spec.opset)
+                export(model.cast(getattr(torch, spec.dtype)), directory, opset=spec.opset, named=named)
 
         describe = {"model": spec.model.label, "dtype": spec.dtype, "attention": spec.attention}
         return Export.load(self.cache.get_or_build("export", key, make, describe=describe, on_event=self.say))

@@ -49,6 +49,7 @@ def finish_export(
     """
     model = read_graph(path)
     graph = model.graph
+    give_nodes_to_constants(graph)
     renames = symbol_names(graph.input, dimensions)
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
@@ -63,14 +64,32 @@ def finish_export(
     return axes
 
 
+def give_nodes_to_constants(graph: Any) -> None:
+    """Make an ``Identity`` of each output that the exporter folded to a constant, so that it stays a value.
+
+    The graph's own nodes read the constant as before.
+    """
+    folded = {value.name for value in graph.output} & {tensor.name for tensor in graph.initializer}
+    constants = {name: f"{name}:constant" for name in folded}
+    for tensor in graph.initializer:
+        tensor.name = constants.get(tensor.name, tensor.name)
+    for node in graph.node:
+        node.input[:] = [constants.get(name, name) for name in node.input]
+    for name, constant in sorted(constants.items()):
+        graph.node.insert(0, helper.make_node("Identity", [constant], [name], name=f"{name}:identity"))
+
+
 def symbol_names(inputs: Iterable[Any], dimensions: Mapping[str, Mapping[int, str]]) -> dict[str, str]:
     """Map the exporter's symbols (``s15``, ``s15 + s70``) to names, from the inputs whose dimensions are known."""
     names: dict[str, str] = {}
     for value in inputs:
         known = dimensions.get(value.name, {})
         for i, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.dim_param and i in known:
-                names.setdefault(dim.dim_param, known[i])
+            if dim.dim_param in names or not dim.dim_param or i not in known:
+                continue
+            # The tokens of a decoder have another length than those of its encoder; the first have the plain name.
+            taken = known[i] == "length" and known[i] in names.values()
+            names[dim.dim_param] = f"{value.name}_{known[i]}" if taken else known[i]
     lengths = [symbol for symbol, name in names.items() if name == "length"]
     pasts = [symbol for symbol, name in names.items() if name == "past"]
     sums = {" + ".join(pair) for p in pasts for n in lengths for pair in ((p, n), (n, p))}
@@ -95,6 +114,12 @@ def add_outputs(model: onnx.ModelProto, values: Sequence[str]) -> None:
 def value_names(model: onnx.ModelProto) -> list[str]:
     """Return the names of all values that nodes produce, in topological order."""
     return [output for node in model.graph.node for output in node.output if output]
+
+
+def input_shapes(path: Path) -> dict[str, tuple[int | str, ...]]:
+    """Return the size of each dimension of a graph's inputs, or its name where it is dynamic."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in read_graph(path).graph.input}
+    return {name: tuple(d.dim_param or d.dim_value for d in dims) for name, dims in shapes.items()}
 
 
 def value_axes(model: onnx.ModelProto, name: str) -> tuple[str, ...]:

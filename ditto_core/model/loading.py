@@ -53,6 +53,7 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
     loaded = from_location(source, locate(source)) if source.factory is None else from_factory(source)
     module = cast_module(loaded.module, dtype)
     set_attention(module, implementation)
+    set_experts(module)
     return LoadedModel(freeze(module), loaded.decoder, source.label, loaded.examples, loaded.directory)
 
 
@@ -161,6 +162,14 @@ def set_attention(module: nn.Module, implementation: str) -> None:
     select: Any = getattr(module, "set_attn_implementation", None)
     if select is not None:
         select(attention.PREFIX + implementation)
+
+
+def set_experts(module: nn.Module) -> None:
+    """Compute mixtures of experts by batched products: the default, grouped products, has no ONNX function."""
+    for part in module.modules():
+        can: Any = getattr(part, "_can_set_experts_implementation", None)
+        if can is not None and can():
+            part.set_experts_implementation("batched_mm")  # type: ignore[operator]
 
 
 def freeze(module: nn.Module) -> nn.Module:

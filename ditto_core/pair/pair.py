@@ -98,6 +98,7 @@ class Pair(PairSessions):
         for name in values:
             if name not in model.examples:
                 raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(model.examples)}")
+        self.workspace.export(self.spec).check(values)
         values = rounded(values, self.spec.dtype)
         self._fed = values
         key = {name: fingerprint(t.tolist()) for name, t in values.items()}

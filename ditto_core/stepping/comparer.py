@@ -62,6 +62,7 @@ class Comparer:
         self._found = found
         self._mask = of_tokens(inputs, "attention_mask")
         self._ids = of_tokens(inputs, "input_ids")
+        self._encoder = any(name.startswith("decoder_") for name in inputs)
         self._length = 0 if self._ids is None else self._ids.shape[1]
         self.engine: dict[str, torch.Tensor] = {}
         self._delivered: set[str] = set()
@@ -91,18 +92,23 @@ class Comparer:
         covered = {tap.value for _, tap in self._taps.values()}
         for i, (name, actual) in enumerate(ours.items()):
             if name in theirs and name not in covered:
-                by_token = name == "logits" and actual.ndim == 3
-                axes = ("batch", "length", "") if by_token else ("batch",) + ("",) * (actual.ndim - 1)
+                # The mask of an encoder-decoder is about the encoder's tokens.
+                by_token = name == "logits" and actual.ndim == 3 and not self._encoder
+                axes = ("batch", "length", "") if by_token else (("batch",) + ("",) * actual.ndim)[: actual.ndim]
                 order = len(self._taps) + i
-                self._compare(order, Tap(name, name, axes=axes), actual, theirs[name], self.noisy_outputs.get(name))
+                site = f"{name}:out" if name in self._taps else name  # a module may have the name of an output
+                self._compare(order, Tap(site, name, axes=axes), actual, theirs[name], self.noisy_outputs.get(name))
         if "logits" in ours and "logits" in theirs and ours["logits"].dim() in (2, 3):
             actual, expected = last_logits(ours["logits"]), last_logits(theirs["logits"])
             if actual.shape == expected.shape:  # else the comparison of the site, or of the output, says so by name
                 dtype = rounded_as(ours["logits"].dtype, self._dtype)
                 found = measure_logits(actual, expected, dtype=dtype, step=self._step)
                 self._found.logits.append(self._with_perplexity(found, ours["logits"], theirs["logits"]))
-        for site in self.engine:
-            self._found.missing.setdefault(site, "the reference did not compute it")
+        for site, tensor in self.engine.items():
+            if ":in." in site and is_mask(tensor):  # eager builds no mask where nothing is to be hidden
+                self._found.note(f"{site} is a mask that only the engine has; it is not compared")
+            else:
+                self._found.missing.setdefault(site, "the reference did not compute it")
         for site in self._taps.keys() - self._delivered:
             self._found.missing.setdefault(site, f"the engine did not deliver it at step {self._step}")
 

@@ -1,0 +1,77 @@
+"""How a loaded model is called, step by step: its cache, the dtype of its inputs, the names of its outputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ditto_core.model.recorder import tensors_in
+
+
+class Forward:
+    """A module and, for a decoder, the KV cache of the sequence that it is stepping."""
+
+    def __init__(self, module: nn.Module, *, decoder: bool) -> None:
+        self.module = module
+        self.cache: Any = None
+        self._decoder = decoder
+
+    def start(self) -> None:
+        """Empty the KV cache. The cache keeps whole sequences: sliding layers apply their window through the mask."""
+        if self._decoder:
+            from transformers.cache_utils import DynamicCache
+
+            self.cache = DynamicCache()
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run one step and return the final outputs by name. A module that writes into its inputs writes into copies,
+        and floating inputs get the dtype of its parameters."""
+        if self._decoder:
+            out = self.module(**inputs, use_cache=True, **{cache_argument(self.module): self.cache})
+            return {"logits": out.logits}
+        own = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+        given = {name: as_float(tensor, own).clone() for name, tensor in inputs.items()}
+        return named_outputs(self.module(**given), given)
+
+
+def as_float(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Cast a floating tensor; leave others."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def named_outputs(output: Any, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Name the tensors of a module's output: a single one is ``output``, others by key, or ``output`` and index.
+
+    One that has the name of an input (``sample`` of a diffusion model) is ``sample:out``: a graph has a name once.
+    """
+    named = {f"output{key}" if not key or key[0].isdigit() else key: tensor for key, tensor in tensors_in(output)}
+    return {f"{name}:out" if name in inputs else name: tensor for name, tensor in named.items()}
+
+
+def cache_argument(module: nn.Module) -> str:
+    """Return the name of forward's cache parameter (transformers renamed it in 5.2x)."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def cache_from_flat(flat: Sequence[torch.Tensor]) -> Any:
+    """Build a ``DynamicCache`` of plain layers around existing tensors [batch, kv_head, past, head_dim]."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    cache = DynamicCache()
+    for i in range(0, len(flat), 2):
+        layer = DynamicLayer()
+        layer.keys, layer.values = flat[i], flat[i + 1]
+        layer.dtype, layer.device, layer.is_initialized = flat[i].dtype, flat[i].device, True
+        cache.layers.append(layer)
+    return cache
+
+
+def cache_items(prefix: str, cache: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a cache as ``{prefix}.{layer}.key|value``."""
+    for i, layer in enumerate(cache.layers):
+        yield f"{prefix}.{i}.key", layer.keys
+        yield f"{prefix}.{i}.value", layer.values

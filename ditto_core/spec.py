@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -113,14 +114,32 @@ class ModelSource:
 
     @classmethod
     def of(cls, model: ModelSource | str | Callable[[], Any]) -> ModelSource:
-        """Wrap a Hub id, a path or a callable; a source passes through."""
+        """Wrap a Hub id, a path, a callable, or a module that is at hand; a source passes through."""
         if isinstance(model, ModelSource):
             return model
+        if hasattr(model, "named_modules") or isinstance(model, tuple):
+            return cls(factory=AtHand(model))
         if callable(model):
             return cls(factory=model)
         if not str(model):
             raise UsageError("the model is an empty string, expected a Hub id, a directory, a GGUF file or a callable")
         return cls(location=str(model))
+
+
+@dataclass(frozen=True, eq=False)
+class AtHand:
+    """The factory of a module that exists, or of a pair of module and example inputs: it returns a copy."""
+
+    made: Any
+
+    @property
+    def __name__(self) -> str:
+        """The name of the module's class."""
+        return type(self.made[0] if isinstance(self.made, tuple) else self.made).__name__
+
+    def __call__(self) -> Any:
+        """Return the copy."""
+        return copy.deepcopy(self.made)
 
 
 @dataclass(frozen=True)
@@ -263,4 +282,4 @@ def parse_outputs(outputs: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str],
 def factory_name(source: ModelSource) -> str:
     """Return ``module.qualname`` of a factory, or an empty string."""
     factory = source.factory
-    return "" if factory is None else f"{factory.__module__}.{getattr(factory, '__qualname__', repr(factory))}"
+    return "" if factory is None else f"{factory.__module__}.{getattr(factory, '__qualname__', source.label)}"

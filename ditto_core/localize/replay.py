@@ -15,6 +15,7 @@ import torch
 
 from ditto_core.backends.eager import widened
 from ditto_core.errors import RunError
+from ditto_core.model import states
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
 from ditto_core.model.recorder import Recorder, named_by_code
@@ -39,7 +40,7 @@ class Replay:
         self._forward = Forward(self.module, decoder=model.decoder)
         self._dtype = dtype
         self._taps = {name: tap for tap in taps for name in (tap.site, *tap.aliases)}
-        self._caches = [(tap, *present(tap.value)) for tap in taps if tap.value.startswith("present.")]
+        self._caches = [tap for tap in taps if tap.value.startswith("present.")]
         tensors = (*self.module.parameters(), *self.module.buffers())
         self._own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
@@ -66,12 +67,12 @@ class Replay:
         return outputs
 
     def _adopt(self, captured: Mapping[str, torch.Tensor]) -> None:
-        for tap, layer, name in self._caches:
+        held = dict(states.items(self._forward.cache)) if self._caches else {}
+        for tap in self._caches:
+            name = tap.value.removeprefix("present.")
             if tap.site in captured:
-                own = getattr(self._forward.cache.layers[layer], name)
-                setattr(
-                    self._forward.cache.layers[layer], name, captured[tap.site].to(own.device, own.dtype, copy=True)
-                )
+                own = held[name]
+                states.put(self._forward.cache, name, captured[tap.site].to(own.device, own.dtype, copy=True))
 
 
 class Forced:
@@ -113,9 +114,3 @@ class Forced:
         """Tell whether overwriting is safe: no weight, and no element that stands for several."""
         expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         return not expanded and tensor.untyped_storage().data_ptr() not in self._own
-
-
-def present(value: str) -> tuple[int, str]:
-    """Return the layer and the attribute of a cache layer that ``present.{i}.key|value`` is."""
-    _, layer, kind = value.split(".")
-    return int(layer), f"{kind}s"

@@ -22,6 +22,7 @@ from torch import nn
 
 from ditto_core.errors import BuildError, UsageError
 from ditto_core.graphs import files as onnx_graph
+from ditto_core.model.export_failure import export_failure, innermost
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
 from ditto_core.sites import Provenance, Tap, source_line
@@ -105,6 +106,7 @@ def export(
     """
     wrapper = wrap(model, named)
     arguments, dynamic, input_names = wrapper.signature()
+    program = None
     with quiet(), torch.no_grad(), own_symbols(not model.decoder):
         run_once(model, wrapper, arguments)
         try:
@@ -120,7 +122,7 @@ def export(
                 verbose=False,
             )
         except Exception as error:
-            raise BuildError(export_failure(model, error)) from error
+            raise BuildError(export_failure(model.label, error, program)) from error
     assert onnx_program is not None
     decomposed: Any = onnx_program.exported_program
     onnx_program.save(directory / ONNX_FILE, external_data=True)
@@ -208,18 +210,6 @@ def write_readable(program: torch.export.ExportedProgram, directory: Path) -> No
     code = program.graph_module.print_readable(print_output=False)
     (directory / "graph_module.py").write_text(code + "\n")
     (directory / "graph.txt").write_text(str(program.graph) + "\n")
-
-
-def export_failure(model: LoadedModel, error: BaseException) -> str:
-    """Say why a model could not be exported: the innermost reason, the model's own line, and the known way out."""
-    return f"{model.label} could not be exported: {innermost(error)}"
-
-
-def innermost(error: BaseException) -> str:
-    """Return the first line of an error's innermost cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def own_symbols(wanted: bool) -> AbstractContextManager[Any]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from ditto_core.model.recorder import tensors_in
+from ditto_core.model.states import cache_argument, empty_cache
 
 
 class Forward:
-    """A module and, for a decoder, the KV cache of the sequence that it is stepping."""
+    """A module and, for a decoder, the cache of the sequence that it is stepping."""
 
     def __init__(self, module: nn.Module, *, decoder: bool) -> None:
         self.module = module
@@ -21,11 +21,9 @@ class Forward:
         self._decoder = decoder
 
     def start(self) -> None:
-        """Empty the KV cache. The cache keeps whole sequences: sliding layers apply their window through the mask."""
+        """Empty the cache."""
         if self._decoder:
-            from transformers.cache_utils import DynamicCache
-
-            self.cache = DynamicCache()
+            self.cache = empty_cache(self.module)
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run one step and return the final outputs by name. A module that writes into its inputs writes into copies,
@@ -50,28 +48,3 @@ def named_outputs(output: Any, inputs: Mapping[str, torch.Tensor]) -> dict[str, 
     """
     named = {f"output{key}" if not key or key[0].isdigit() else key: tensor for key, tensor in tensors_in(output)}
     return {f"{name}:out" if name in inputs else name: tensor for name, tensor in named.items()}
-
-
-def cache_argument(module: nn.Module) -> str:
-    """Return the name of forward's cache parameter (transformers renamed it in 5.2x)."""
-    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
-
-
-def cache_from_flat(flat: Sequence[torch.Tensor]) -> Any:
-    """Build a ``DynamicCache`` of plain layers around existing tensors [batch, kv_head, past, head_dim]."""
-    from transformers.cache_utils import DynamicCache, DynamicLayer
-
-    cache = DynamicCache()
-    for i in range(0, len(flat), 2):
-        layer = DynamicLayer()
-        layer.keys, layer.values = flat[i], flat[i + 1]
-        layer.dtype, layer.device, layer.is_initialized = flat[i].dtype, flat[i].device, True
-        cache.layers.append(layer)
-    return cache
-
-
-def cache_items(prefix: str, cache: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a cache as ``{prefix}.{layer}.key|value``."""
-    for i, layer in enumerate(cache.layers):
-        yield f"{prefix}.{i}.key", layer.keys
-        yield f"{prefix}.{i}.value", layer.values

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from ditto_core.errors import BuildError
-from ditto_core.model.export import PROVENANCE_FILE, Export, head_axis, innermost, unmapped_modules, wrap
+from ditto_core.model.export import PROVENANCE_FILE, Export, head_axis, unmapped_modules, wrap
+from ditto_core.model.export_failure import innermost
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, vocab_size
 from ditto_core.sites import Provenance

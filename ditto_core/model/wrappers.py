@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.overrides import TorchFunctionMode
 
-from ditto_core.model import checkpoint
-from ditto_core.model.forward import Forward, cache_from_flat, cache_items, named_outputs
+from ditto_core.model import checkpoint, states
+from ditto_core.model.forward import Forward, named_outputs
 from ditto_core.model.recorder import Recorder
 from ditto_core.sites import Tap
 
 BATCH, LENGTH, PAST, TOTAL = "batch", "length", "past", "total"
-CACHE_SITES = ("key", "value")
 TOKENS = ("input_ids", "attention_mask", "position_ids")
 
 
@@ -88,7 +88,7 @@ class Wrapper(nn.Module):
             value = tensor.clone() if site in self.traced.rewritten else tensor
             seen.append(Seen(site, tensor, version(tensor), value, module))
 
-        with Recorder(self.module, see).recording():
+        with Recorder(self.module, see).recording(), RealViews():
             outputs = run(given)
         self.traced.rewritten = frozenset(s.site for s in seen if version(s.tensor) != s.version)
         self.traced.spoils = [version(tensor) for tensor in given] != before
@@ -97,6 +97,19 @@ class Wrapper(nn.Module):
         taps, extra = name_taps(seen, outputs, handed_in, {*outputs, *inputs})
         self.traced.outputs, self.traced.taps = tuple(outputs), taps
         return (*finals, *extra)
+
+
+class RealViews(TorchFunctionMode):
+    """Gives complex tensors new dimensions by way of their real and imaginary parts.
+
+    The exporter multiplies complex numbers (rotary embeddings of Llama 4 and DeepSeek V2) but cannot unsqueeze them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func``; what adds dimensions before the last adds them to pairs of real numbers."""
+        if func not in (torch.Tensor.__getitem__, torch.Tensor.unsqueeze) or not args[0].is_complex():
+            return func(*args, **(kwargs or {}))
+        return torch.view_as_complex(func(torch.view_as_real(args[0]), *args[1:], **(kwargs or {})))
 
 
 def version(tensor: torch.Tensor) -> int:
@@ -139,7 +152,11 @@ def name_taps(
 
 
 class DecoderWrapper(Wrapper):
-    """``forward(input_ids, attention_mask, position_ids, past)`` around a transformers decoder with a flat KV cache."""
+    """``forward(input_ids, attention_mask, position_ids, past)`` around a transformers decoder; ``past`` is flat."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._states = states.layout(module)
 
     def forward(
         self,
@@ -148,16 +165,17 @@ class DecoderWrapper(Wrapper):
         position_ids: torch.Tensor,
         past: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        """Return logits [batch, length, vocab], the new cache [batch, kv_head, total, head_dim] …, and the taps."""
+        """Return logits [batch, length, vocab], what is carried to the next step, and the taps."""
 
         def run(given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+            carried = dict(zip((state.name for state in self._states), given[len(TOKENS) :], strict=True))
             forward = Forward(self.module, decoder=True)
-            forward.cache = cache_from_flat(given[len(TOKENS) :])
+            forward.cache = states.filled(self.module, carried)
             outputs = forward(dict(zip(TOKENS, given, strict=False)))
-            return outputs | dict(cache_items("present", forward.cache))
+            return outputs | {f"present.{name}": tensor for name, tensor in states.items(forward.cache)}
 
         tokens = zip(TOKENS, (input_ids, attention_mask, position_ids), strict=True)
-        return self.run_tapped(run, dict(tokens) | dict(zip(past_names(len(past)), past, strict=True)))
+        return self.run_tapped(run, dict(tokens) | dict(zip(self._past, past, strict=True)))
 
     def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
         """Example sizes of at least 2 everywhere, so that no dimension is taken for a constant."""
@@ -167,27 +185,29 @@ class DecoderWrapper(Wrapper):
         mask = torch.ones(batch, past + length, dtype=torch.int64)
         positions = torch.arange(past, past + length).expand(batch, length).contiguous()
         dtype = next(self.module.parameters()).dtype
-        caches = [
-            torch.randn(batch, heads, past, dim, generator=generator).to(dtype)
-            for heads, dim in kv_geometry(self.module)
-            for _ in CACHE_SITES
-        ]
-        d = Dim.DYNAMIC
-        token = {0: d, 1: d}
-        dynamic = {
-            "input_ids": token,
-            "attention_mask": token,
-            "position_ids": token,
-            "past": [{0: d, 2: d}] * len(caches),
+        caches = []
+        for state in self._states:
+            first, *others = state.sizes
+            shape = (batch, first, past, *others[1:]) if state.grows else (batch, *state.sizes)
+            cast = torch.float32 if state.dtype == torch.float32 else dtype
+            caches.append(torch.randn(shape, generator=generator).to(cast))
+        token = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+        dynamic = dict.fromkeys(TOKENS, token) | {
+            "past": [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} if state.grows else {0: Dim.DYNAMIC} for state in self._states]
         }
-        return (ids, mask, positions, caches), dynamic, [*TOKENS, *past_names(len(caches))]
+        return (ids, mask, positions, caches), dynamic, [*TOKENS, *self._past]
 
     @property
     def dimensions(self) -> dict[str, dict[int, str]]:
         """Tokens have a length; the mask and the new cache span what is past as well."""
-        token, past = {0: BATCH, 1: LENGTH}, past_names(2 * len(kv_geometry(self.module)))
+        token = {0: BATCH, 1: LENGTH}
         tokens = {"input_ids": token, "attention_mask": {0: BATCH, 1: TOTAL}, "position_ids": token}
-        return {**tokens, **{name: {0: BATCH, 2: PAST} for name in past}}
+        past = zip(self._past, self._states, strict=True)
+        return tokens | {name: {0: BATCH, 2: PAST} if state.grows else {0: BATCH} for name, state in past}
+
+    @property
+    def _past(self) -> list[str]:
+        return [f"past_key_values.{state.name}" for state in self._states]
 
 
 class ModuleWrapper(Wrapper):
@@ -243,21 +263,6 @@ class ModuleWrapper(Wrapper):
         except Exception:  # noqa: BLE001 - a module may raise anything where its inputs have no rows in common
             return self.examples
         return doubled
-
-
-def past_names(count: int) -> list[str]:
-    """Return the names of the graph's cache inputs, key and value of each layer in turn."""
-    return [f"past_key_values.{i // 2}.{CACHE_SITES[i % 2]}" for i in range(count)]
-
-
-def kv_geometry(module: nn.Module) -> list[tuple[int, int]]:
-    """Return (key/value heads, head dimension) for each layer."""
-    config: Any = module.config
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return [(heads, dim)] * config.num_hidden_layers
 
 
 def vocab_size(module: nn.Module) -> int:

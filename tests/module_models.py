@@ -186,3 +186,65 @@ def encoder_decoder(*, faulty: bool = False) -> tuple[nn.Module, dict[str, torch
 
 def faulty_encoder_decoder() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return encoder_decoder(faulty=True)
+
+
+class Detector(nn.Module):
+    """Two outputs behind its modules. ``faulty``: an exported graph turns the boxes' coordinates around."""
+
+    def __init__(self, *, faulty: bool) -> None:
+        super().__init__()
+        self.stem, self.box, self.kind = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 3)
+        self._faulty = faulty
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = torch.relu(self.stem(x))
+        boxes = self.box(hidden).sigmoid()
+        if self._faulty and torch.compiler.is_exporting():
+            boxes = boxes.flip(-1)
+        return {"boxes": boxes, "scores": self.kind(hidden).softmax(-1)}
+
+
+def detector(*, faulty: bool = False) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Detector(faulty=faulty), {"x": torch.randn(6, 8)}
+
+
+def faulty_detector() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return detector(faulty=True)
+
+
+class Between(nn.Module):
+    """An exported graph mixes up rows between two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        hidden = hidden.roll(1, 0) if torch.compiler.is_exporting() else hidden
+        return self.second(hidden)
+
+
+def between() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Between(), {"x": torch.randn(20, 6)}
+
+
+class Complains(nn.Module):
+    """Cannot be exported: its control flow depends on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.fc(x)
+        if hidden.sum() > 0:
+            hidden = hidden * 2
+        return hidden
+
+
+def complains() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Complains(), {"x": torch.randn(3, 4)}

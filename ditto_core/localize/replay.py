@@ -19,7 +19,7 @@ from ditto_core.model import states
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
 from ditto_core.model.recorder import Recorder, named_by_code
-from ditto_core.sites import Tap
+from ditto_core.sites import Tap, final_site
 from ditto_core.stepping.comparer import as_masks, is_mask
 from ditto_core.system.ieee import exact_float32
 
@@ -63,6 +63,7 @@ class Replay:
                 outputs = self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
                 raise RunError(f"replay of the engine's tensors failed: {str(error).splitlines()[0]}") from error
+        forced.finish(outputs)
         self._adopt(captured)
         return outputs
 
@@ -109,6 +110,17 @@ class Forced:
             return actual.to(tensor.device, tensor.dtype, copy=True)
         tensor.copy_(actual)
         return None
+
+    def finish(self, outputs: Mapping[str, torch.Tensor]) -> None:
+        """Hand out the final outputs that no module returned: what the model's own code computes behind the last."""
+        for name, tensor in outputs.items():
+            tap = self._taps.get(final_site(name, self._taps))
+            if tap is None or tap.site in self._done or tap.value != name or not tensor.is_floating_point():
+                continue
+            actual = self._captured.get(tap.site)
+            if actual is not None and actual.shape == tensor.shape:
+                self._done.add(tap.site)
+                self._on_value(tap, tensor)
 
     def _writable(self, tensor: torch.Tensor) -> bool:
         """Tell whether overwriting is safe: no weight, and no element that stands for several."""

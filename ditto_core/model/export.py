@@ -25,7 +25,7 @@ from ditto_core.graphs import files as onnx_graph
 from ditto_core.model.export_failure import export_failure, innermost
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
-from ditto_core.sites import Provenance, Tap, source_line
+from ditto_core.sites import Provenance, Tap, final_site, source_line
 
 ONNX_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -51,6 +51,18 @@ class Export:
     def finals(self) -> tuple[str, ...]:
         """The model's own outputs, without the KV cache."""
         return tuple(name for name in self.outputs if not (self.decoder and name.startswith("present.")))
+
+    def behind(self, taps: Sequence[Tap]) -> tuple[Tap, ...]:
+        """Return a tap for each final output that is none of ``taps``: what is computed behind the last module."""
+        known = {tap.value for tap in taps}
+        sites = {tap.site: tap for tap in taps}
+        wanted = [name for name in self.finals if name not in known]
+        if not wanted or not self.onnx_path.exists():
+            return tuple(Tap(final_site(name, sites), name) for name in wanted)
+        graph = onnx_graph.read_graph(self.onnx_path)
+        return tuple(
+            Tap(final_site(name, sites), name, axes=head_axis(onnx_graph.value_axes(graph, name))) for name in wanted
+        )
 
     @property
     def onnx_path(self) -> Path:

@@ -108,7 +108,7 @@ def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedM
             name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
             cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
             module = cls.from_pretrained(directory, dtype=torch.float32, **kwargs, **extra)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
     decoder = is_decoder(module)
     examples = {} if decoder else examples_of(f"model {source.label!r}", module)

@@ -258,7 +258,8 @@ class Pair(PairSessions):
 
         model = self.workspace.model(self.spec.model, self.spec.attention)
         kernels = CoarseKernels(self.engine, self.engine.taps, self._graph)
-        return Localizer(model, self.engine.taps, self.spec.dtype, kernels=kernels)
+        taps = (*self.engine.taps, *self.workspace.export(self.spec).behind(self.engine.taps))
+        return Localizer(model, taps, self.spec.dtype, kernels=kernels)
 
     def _graph(self) -> Graph | None:
         from ditto_core.graphs.segments import Graph

@@ -12,7 +12,7 @@ from ditto_core.compare.result import ObserverEffect, SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
 from ditto_core.compare.tolerance import INTEGERS, Tolerance
 from ditto_core.compare.verdict import UNJUDGED
-from ditto_core.sites import Tap
+from ditto_core.sites import Tap, final_site
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.prompts import valid_elements
 
@@ -57,6 +57,7 @@ class Comparer:
         self._tolerance = tolerance
         self._dtype = dtype
         self._taps = {tap.site: (i, tap) for i, tap in enumerate(taps)}
+        self.by_site = {tap.site: tap for tap in taps}
         self._step = step
         self._generated = generated
         self._found = found
@@ -96,7 +97,7 @@ class Comparer:
                 by_token = name == "logits" and actual.ndim == 3 and not self._encoder
                 axes = ("batch", "length", "") if by_token else (("batch",) + ("",) * actual.ndim)[: actual.ndim]
                 order = len(self._taps) + i
-                site = f"{name}:out" if name in self._taps else name  # a module may have the name of an output
+                site = final_site(name, self.by_site)
                 self._compare(order, Tap(site, name, axes=axes), actual, theirs[name], self.noisy_outputs.get(name))
         if "logits" in ours and "logits" in theirs and ours["logits"].dim() in (2, 3):
             actual, expected = last_logits(ours["logits"]), last_logits(theirs["logits"])

@@ -17,6 +17,7 @@ from ditto_core.compare.result import ObserverEffect, TokenResult
 from ditto_core.compare.tokens import Flip
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.session import Session, TapSink
+from ditto_core.sites import final_site
 from ditto_core.stepping.comparer import Comparer, Findings
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.prompts import Sequencer, TokenBatch, greedy
@@ -138,7 +139,8 @@ def run_step(
     comparer = Comparer(engine.taps, step, reference_inputs, found, tolerance, engine.info.dtype, generated=generated)
     ours = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
     if sides.localizer is not None:
-        sides.localizer.take(step, engine_inputs, comparer.engine)
+        finals = {final_site(name, comparer.by_site): tensor for name, tensor in ours.items()}
+        sides.localizer.take(step, engine_inputs, {**finals, **comparer.engine})
     if sides.noisy is not None:
         comparer.noisy_outputs = sides.noisy.step(reference_inputs, comparer.take_noisy)
     theirs = recorded(sides.reference, reference_inputs, sides.reference_recorder, comparer.take_reference, generated)

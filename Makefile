@@ -1,6 +1,8 @@
 # make demo   the main job on a real model (SmolLM2-135M), ONNX Runtime on the CPU
 # make test   the whole test suite
+# make quick  the unit tests without the slow ones (SLOW)
 # make lint   ruff, format, strict types and the layers of imports
+# make api    the API reference, from the docstrings, in build/api
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,11 +10,15 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?= .demo
 
+# Unit tests that take long by themselves, or start child processes.
+SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *test_report.py *isolate* *executor* \
+	*cli* *strategies* *fingerprint* *namemap*
+
 # On a busy machine torch at one thread a core is many times slower than at one thread.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint clean
+.PHONY: demo test quick lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
@@ -22,6 +28,12 @@ demo: $(VENV)/stamp
 test: $(VENV)/stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/integration
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
+
+quick: $(VENV)/stamp
+	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
+
+api: $(VENV)/stamp
+	PYTHONPATH=. $(BIN)/python docs/make_api.py build/api
 
 lint: $(VENV)/stamp
 	$(BIN)/ruff check .

@@ -32,11 +32,12 @@ sys.path[:0] = [str(ROOT)]
 from benchmarks import debug_smollm2 as smollm2  # noqa: E402
 from benchmarks.smollm2_faults import LAYERS, faults  # noqa: E402
 from ditto_core.debug.evaluate import PLAIN, capture  # noqa: E402
-from ditto_core.debug.graph import Graph, constants_as_initializers  # noqa: E402
 from ditto_core.debug.oracle import Reference, distance, local_errors  # noqa: E402
 from ditto_core.debug.precision import PrecisionSearch  # noqa: E402
 from ditto_core.debug.trials import PrecisionOptions  # noqa: E402
 from ditto_core.errors import UsageError  # noqa: E402
+from ditto_core.graphs.constants import constants_as_initializers  # noqa: E402
+from ditto_core.graphs.graph import Graph  # noqa: E402
 
 Judge = Callable[[frozenset[int]], float]
 """Marked layers -> rel-L2 of the worst output."""

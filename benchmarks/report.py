@@ -13,8 +13,8 @@ from ditto_core.compare.comparison import Comparison
 from ditto_core.engines.workspace import Workspace
 from ditto_core.localize import EVERYTHING
 from ditto_core.model.loading import tiny_decoder
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.report.html import write_html
 from ditto_core.spec import EngineSpec
 from tests.browser.runs import faulty

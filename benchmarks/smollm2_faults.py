@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.localize import EVERYTHING
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace, cache, graph, mask, rope, weights
 

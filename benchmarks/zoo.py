@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
+from ditto_core.pair.options import PairOptions
 
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import DittoError
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.zoo import FAMILIES, MAIN, factory

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ditto_core.engines.workspace import open_session as open_session
     from ditto_core.errors import DittoError as DittoError
     from ditto_core.model.recorder import tap as tap
-    from ditto_core.pair.options import PairOptions as PairOptions
     from ditto_core.pair.pair import Pair as Pair
+    from ditto_core.pair.pair_options import PairOptions as PairOptions
     from ditto_core.spec import EngineSpec as EngineSpec
     from ditto_core.spec import ModelSource as ModelSource
     from ditto_core.spec import ShapeProfile as ShapeProfile
@@ -32,7 +32,7 @@ _PUBLIC = {
     "Comparison": "ditto_core.compare.comparison",
     "Engine": "ditto_core.engines.engine",
     "Pair": "ditto_core.pair.pair",
-    "PairOptions": "ditto_core.pair.options",
+    "PairOptions": "ditto_core.pair.pair_options",
     "Tolerance": "ditto_core.compare.tolerance",
     "Trace": "ditto_core.trace",
     "Workspace": "ditto_core.engines.workspace",

@@ -43,6 +43,13 @@ class TraceError(DittoError):
 
 
 def nearest(name: object, choices: Iterable[str], count: int = 1) -> str:
-    """Return ``"; did you mean 'x'?"``, or an empty string when no choice is close to ``name`` or it is no text."""
+    """Return ``"; did you mean 'x'?"``, or an empty string for no close choice or a ``name`` that is not a string."""
     close = difflib.get_close_matches(name if isinstance(name, str) else "", list(choices), n=count, cutoff=0.5)
     return f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, or its class when it has none."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return f"no key {text}" if isinstance(error, KeyError) else text

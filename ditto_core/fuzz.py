@@ -24,7 +24,7 @@ ROUND = 50
 """Prompts between two writes of the corpus."""
 
 HARDEST = 20
-"""Prompts that the corpus keeps for their margin, and that each run begins with."""
+"""Prompts with the largest margins, kept in the corpus and tried first in each run."""
 
 STATE_FILE, FAILURE_FILE, EXAMPLES = "fuzz.json", "failure.json", "examples"
 
@@ -78,7 +78,7 @@ class Corpus:
         data = read(directory / STATE_FILE, ("identity", "seed", "rounds", "tried", "hardest"))
         if data is not None and data.get("identity") != identity:
             theirs = data.get("identity")
-            raise UsageError(f"corpus {directory} is of {theirs}, this is {identity}: give another --corpus")
+            raise UsageError(f"corpus {directory} belongs to {theirs}, not to {identity}; choose another --corpus")
         self._identity = identity
         self.state = State(seed)
         if data is not None and data["seed"] == seed:
@@ -225,7 +225,7 @@ def compare(pair: Pair, rows: Sequence[Sequence[int]], steps: int) -> Comparison
 
 def sides(pair: Pair) -> Sides:
     """Return the engine, the reference and its rounding, built and opened."""
-    return Sides(pair.engine, pair.reference, pair.noisy)
+    return Sides(pair.sessions.engine, pair.sessions.reference, pair.sessions.low_precision)
 
 
 def check_hypothesis() -> None:
@@ -264,9 +264,9 @@ def read(path: Path, keys: Sequence[str]) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON: remove it to begin anew") from error
+        raise UsageError(f"{path} is not JSON; remove it to start over") from error
     if not isinstance(data, dict) or set(data) != set(keys):
-        raise UsageError(f"{path} is no file of a corpus: remove it to begin anew")
+        raise UsageError(f"{path} is not a corpus file; remove it to start over")
     return data
 
 

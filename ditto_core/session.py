@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,10 @@ class KernelProperty:
 class SessionInfo:
     """What a session is, for reports: ``label`` reads ``onnxruntime float32``; ``facts`` holds versions, GPU, TF32 …
 
-    ``kernels`` are measured properties that explain errors above the noise floor.
+    ``dtype`` is torch's name of what the engine computes in, or the name of a quantization such as ``int8``.
+    ``kernels`` are measured properties that explain errors above the noise floor. ``recorded``: the tensors come from
+    files, nothing runs. ``quantized``: weights or activations have fewer bits than ``dtype`` says, so the engine is
+    judged by its logits; an engine whose ``dtype`` is the name of a quantization need not set it.
     """
 
     label: str
@@ -43,6 +46,13 @@ class SessionInfo:
     model: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     kernels: tuple[KernelProperty, ...] = ()
+    recorded: bool = False
+    quantized: bool = False
+
+    @property
+    def judged_as(self) -> str:
+        """The name by which bounds are chosen: the dtype, marked where a quantized engine has the name of a float."""
+        return f"quantized {self.dtype}" if self.quantized and "float" in self.dtype else self.dtype
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SessionInfo:
@@ -79,4 +89,24 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release the engine."""
+        ...
+
+
+@runtime_checkable
+class ShowsCache(Protocol):
+    """A session whose KV cache can be read: a repro may then start at a tensor that is computed from the cache."""
+
+    @property
+    def past(self) -> Mapping[str, torch.Tensor]:
+        """What the next step reads, by the names of the ONNX graph's inputs ``past_key_values.{i}.key|value``."""
+        ...
+
+
+@runtime_checkable
+class LacksTaps(Protocol):
+    """A session that may lack taps of the engine for a known reason: what another tool did not dump."""
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """The sites that it never had. They are counted in a note; they do not fail the comparison."""
         ...

@@ -221,7 +221,7 @@ class EngineSpec:
         found = [(name, IMAGE[size], size) for name, rank in ranks.items() if rank == len(IMAGE) + 2 for size in images]
         return sorted({*self.dynamic, *found})
 
-    def plain(self) -> EngineSpec:
+    def untapped(self) -> EngineSpec:
         """Return the same engine without any tap: the observer check compares against it."""
         return replace(self, outputs=(), aliases=())
 

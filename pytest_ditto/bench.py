@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ditto_core.errors import BackendError, UsageError
-from pytest_ditto.options import OPTIONS, Options
 from pytest_ditto.progress import progress_of
+from pytest_ditto.pytest_options import OPTIONS, PytestOptions
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
-    from ditto_core.pair.options import PairOptions
     from ditto_core.pair.pair import Pair
+    from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import EngineSpec
 
 NAME_LENGTH = 100
@@ -35,7 +35,7 @@ class Bench:
 
         last = self._pair
         if last is not None and last.spec == spec and last.options.same_sessions(options):
-            self._pair = last.renewed(options)
+            self._pair = Pair(self.workspace, spec, options, sessions=last.sessions)
         else:
             self.close()
             self.workspace.keep_only(spec.model)
@@ -92,7 +92,7 @@ def unavailable(spec: EngineSpec) -> str:
     return ""
 
 
-def dump_folder(options: Options, nodeid: str) -> Path | None:
+def dump_folder(options: PytestOptions, nodeid: str) -> Path | None:
     """Return the folder of a test's dump: its readable name, and a digest that keeps similar names apart."""
     if options.dump_dir is None:
         return None

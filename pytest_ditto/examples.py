@@ -61,7 +61,7 @@ def prepare(item: pytest.Item) -> None:
     foreign = foreign_fixture(item)
     if foreign and HealthCheck.function_scoped_fixture not in chosen.suppress_health_check:
         raise FailedHealthCheck(
-            f"{item.nodeid!r} uses a function-scoped fixture {foreign!r}, which is not made anew for each example of "
+            f"{item.nodeid!r} uses a function-scoped fixture {foreign!r}, which is not recreated for each example of "
             f"@given: make it inside the test, or suppress HealthCheck.function_scoped_fixture"
         )
     ours = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)

@@ -11,18 +11,18 @@ import pytest
 from ditto_core.errors import BackendError, UsageError
 from pytest_ditto.bench import bench_of, dump_folder, unavailable
 from pytest_ditto.marker import wanted
-from pytest_ditto.options import OPTIONS
+from pytest_ditto.pytest_options import OPTIONS
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
-    from ditto_core.pair.options import PairOptions
     from ditto_core.pair.pair import Pair
+    from ditto_core.pair.pair_options import PairOptions
     from ditto_core.session import Session
     from ditto_core.spec import EngineSpec
 
 PAIR = pytest.StashKey["Pair"]()
 UNAVAILABLE = pytest.StashKey[str]()
-"""Why a test was skipped for want of its backend."""
+"""Why a test was skipped: its backend cannot be used here."""
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def ditto_workspace(pytestconfig: pytest.Config) -> Workspace:
 
 @pytest.fixture
 def _ditto_engine_variant() -> None:
-    """Backend and dtype, where a marker lists several."""
+    """Backend and dtype, if a marker lists several."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def ditto(request: pytest.FixtureRequest, ditto_workspace: Workspace, _ditto_eng
     bench = bench_of(request.config)
     pair = bench.pair(asked.spec, replace(asked.options, dump=folder))
     try:
-        _ = pair.engine_files
+        _ = pair.engine
     except BackendError as error:
         refuse(item, str(error), must=options.require_backends)
     item.stash[PAIR] = pair
@@ -57,14 +57,14 @@ def ditto(request: pytest.FixtureRequest, ditto_workspace: Workspace, _ditto_eng
 
 @pytest.fixture
 def ditto_engine(ditto: Pair) -> Session:
-    """The engine's :class:`~ditto_core.backends.base.Session`."""
-    return ditto.engine
+    """The engine's :class:`~ditto_core.session.Session`."""
+    return ditto.sessions.engine
 
 
 @pytest.fixture
 def ditto_reference(ditto: Pair) -> Session:
-    """The reference's :class:`~ditto_core.backends.base.Session`."""
-    return ditto.reference
+    """The reference's :class:`~ditto_core.session.Session`."""
+    return ditto.sessions.reference
 
 
 def require(item: pytest.Item, spec: EngineSpec, options: PairOptions, *, must: bool) -> None:
@@ -78,7 +78,7 @@ def require(item: pytest.Item, spec: EngineSpec, options: PairOptions, *, must: 
 
 
 def refuse(item: pytest.Item, reason: str, *, must: bool) -> None:
-    """Skip a test for want of a backend; where it ``must`` run, raise :class:`UsageError`."""
+    """Skip a test whose backend cannot be used here; raise :class:`UsageError` if it ``must`` run."""
     item.stash[UNAVAILABLE] = reason
     if must:
         raise UsageError(reason)

@@ -6,37 +6,25 @@ shards together and judges them; a gate whose shards were never all there fails 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ditto_core.errors import UsageError, nearest
+from ditto_core.errors import UsageError
+from ditto_core.gates import marker
 from pytest_ditto.bench import bench_of
 from pytest_ditto.fixtures import require
 from pytest_ditto.marker import wanted
-from pytest_ditto.options import OPTIONS
+from pytest_ditto.pytest_options import OPTIONS
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
     from ditto_core.gates import Gate, GateResult
     from ditto_core.gates.settings import GateSettings
 
-MARKER = "ditto_gate"
-SIGNATURE = (
-    f"{MARKER}(name='', *, suite='classics', limits={{}}, alpha=0.05, baseline=None, samples=None, shards=1, jobs=1, "
-    "output=None, …): run a suite through the engine of `ditto_engine` and its reference. `name` is a table of "
-    "[tool.ditto_core.gates]; `shards` makes so many tests, for xdist; `jobs` are processes of one test."
-)
+SIGNATURE = marker.SIGNATURE
 SHARD = "_ditto_gate_shard"
-OWN_KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
-    "shards": ("an integer", (int,)),
-    "jobs": ("an integer", (int,)),
-    "output": ("a path", (str, Path)),
-}
-"""What the marker's arguments that are no settings have to be, in words and as types."""
-OWN = tuple(OWN_KINDS)
 FOLDER = "ditto-gates"
 SCORED, JUDGED = "ditto_gate_scored", "ditto_gate"
 
@@ -57,67 +45,32 @@ def ditto_gate(
 ) -> GateResult:
     """The :class:`~ditto_core.gates.GateResult` of the gate that the marker asks for.
 
-    Of several shards, all but the last to finish skip their test.
+    With several shards, all tests but the last to finish are skipped.
     """
-    from ditto_core.engines.workers import local_processes
-    from ditto_core.gates.gate import run_gate
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.text import plan
-    from ditto_core.system.files import check_writable
 
-    item, arguments = request.node, arguments_of(request.node)
-    settings, shard = settings_of(item, arguments), Shard.parse(_ditto_gate_shard)
-    gate = gate_of(item, settings)
+    item = request.node
+    if item.get_closest_marker(marker.MARKER) is None:
+        raise UsageError(f"the test uses the fixture ditto_gate without a marker: add @pytest.mark.{marker.MARKER}()")
+    marked, shard = marker.MarkedGate.of(arguments_of(item), item.config.rootpath), Shard.parse(_ditto_gate_shard)
+    gate = gate_of(item, marked.settings)
     bench_of(request.config).close()  # its sessions' memory is the gate's now
-    update = request.config.stash[OPTIONS].update_baseline
-    baseline = baseline_of(settings, update)
-    run, output = local_processes(arguments.get("jobs", 1)), arguments.get("output")
-    for path in filter(None, (output and settings.folder / output, settings.baseline if update else None)):
-        check_writable(path)
     print("\n".join(plan(gate.suite, gate.policy, gate.dtype)))  # pytest shows it with -s, or when the test fails
-    result = run_gate(gate, ditto_workspace, shard=shard, baseline=baseline, run=run)
-    if shard.count > 1:
-        result = together(item, result, shard.count, shared_folder(request.config, tmp_path_factory))
-    if update and settings.baseline:
-        from ditto_core.gates.baseline import Baseline
 
-        Baseline.of(result).save(settings.baseline)
-    if output:
-        result.save(settings.folder / output)
+    def together(part: GateResult) -> GateResult:
+        folder = shared_folder(request.config, tmp_path_factory)
+        return part if shard.count == 1 else judged_last(item, part, shard.count, folder)
+
+    update = request.config.stash[OPTIONS].update_baseline
+    result = marked.run(gate, ditto_workspace, shard, update=update, together=together)
     report(item, result)
     return result
 
 
 def arguments_of(node: Any) -> dict[str, Any]:
     """Return the arguments of all ``ditto_gate`` markers around a test; the nearest wins."""
-    arguments: dict[str, Any] = {}
-    for mark in reversed(list(node.iter_markers(MARKER))):
-        if len(mark.args) > 1:
-            raise UsageError(f"marker {MARKER} takes one positional argument, a gate's name, but got {len(mark.args)}")
-        arguments |= {**dict(zip(("name",), mark.args, strict=False)), **mark.kwargs}
-    return arguments
-
-
-def settings_of(item: pytest.Item, arguments: Mapping[str, Any]) -> GateSettings:
-    """Return a gate's settings: the project's table of that name, with the marker's arguments on top."""
-    from ditto_core.gates.settings import KNOWN, SPEC, GateSettings, project_gate
-
-    if item.get_closest_marker(MARKER) is None:
-        raise UsageError(f"the test uses the fixture ditto_gate without a marker: add @pytest.mark.{MARKER}()")
-    known = [*(n for n in KNOWN if n not in (*SPEC, "model", "reference", "threads", "device")), *OWN, "name"]
-    for name in arguments:
-        if name not in known:
-            raise UsageError(
-                f"marker {MARKER} has no argument {name!r}{nearest(name, known)} (known: {', '.join(known)})"
-            )
-    for name, (expected, kind) in OWN_KINDS.items():
-        if name in arguments and (not isinstance(arguments[name], kind) or isinstance(arguments[name], bool)):
-            raise UsageError(f"marker {MARKER}: {name} is {arguments[name]!r}, expected {expected}")
-    if arguments.get("shards", 1) < 1:
-        raise UsageError(f"marker {MARKER}: shards is {arguments['shards']}, expected at least 1")
-    root = item.config.rootpath
-    base = project_gate(root, arguments["name"]) if arguments.get("name") else GateSettings(folder=root)
-    return base.over(**{name: value for name, value in arguments.items() if name not in (*OWN, "name")})
+    return marker.merged((mark.args, mark.kwargs) for mark in reversed(list(node.iter_markers(marker.MARKER))))
 
 
 def gate_of(item: pytest.Item, settings: GateSettings) -> Gate:
@@ -128,40 +81,25 @@ def gate_of(item: pytest.Item, settings: GateSettings) -> Gate:
     return settings.over(**own).gate(asked.spec)
 
 
-def baseline_of(settings: GateSettings, update: bool) -> Any:
-    """Load the baseline that a gate compares with, None where the reference is to run."""
-    from ditto_core.gates.baseline import Baseline
-
-    return Baseline.load(settings.baseline) if settings.baseline and not update else None
-
-
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Make one test for each shard. What is wrong with the marker is said where the test runs."""
+    """Make one test for each shard. Errors in the marker are reported when the test runs."""
     if SHARD not in metafunc.fixturenames:
         return
     try:
-        count = arguments_of(metafunc.definition).get("shards", 1)
+        shards = marker.shards_of(arguments_of(metafunc.definition))
     except UsageError:
         return
-    if isinstance(count, int) and count > 1:
-        shards = [f"{number}/{count}" for number in range(1, count + 1)]
-        metafunc.parametrize(SHARD, shards, ids=[f"shard{n}of{count}" for n in range(1, count + 1)], indirect=True)
+    if shards:
+        metafunc.parametrize(SHARD, shards, ids=[f"shard{s.replace('/', 'of')}" for s in shards], indirect=True)
 
 
-def together(item: pytest.Item, part: GateResult, count: int, folder: Path) -> GateResult:
+def judged_last(item: pytest.Item, part: GateResult, count: int, folder: Path) -> GateResult:
     """Put a shard beside the others; skip the test unless it is the last of them."""
-    from filelock import FileLock
-
-    from ditto_core.gates.result import GateResult, merge
-
-    name = item.nodeid.partition("[")[0]
-    item.user_properties.append((SCORED, name))
-    with FileLock(folder / "lock"):
-        part.save(folder / part.identity.key / f"{part.shard.replace('/', 'of')}.json")
-        files = sorted((folder / part.identity.key).glob("*.json"))
-    if len(files) < count:
+    item.user_properties.append((SCORED, item.nodeid.partition("[")[0]))
+    result = marker.gathered(part, count, folder)
+    if result is None:
         pytest.skip(f"shard {part.shard} is scored; the last of {count} shards judges the gate")
-    return merge([GateResult.load(path) for path in files])
+    return result
 
 
 def shared_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> Path:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from ditto_core.errors import UsageError, nearest
-from pytest_ditto.options import OPTIONS, Options
+from pytest_ditto.pytest_options import OPTIONS, PytestOptions
 
 if TYPE_CHECKING:
-    from ditto_core.pair.options import PairOptions
+    from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import EngineSpec
 
 MARKER = "ditto_engine"
@@ -51,7 +51,7 @@ class Arguments(NamedTuple):
     @classmethod
     def known(cls) -> Arguments:
         """Read them off the classes."""
-        from ditto_core.pair.options import PairOptions
+        from ditto_core.pair.pair_options import PairOptions
         from ditto_core.spec import EngineSpec
 
         spec = tuple(field.name for field in fields(EngineSpec) if field.name != "model")
@@ -126,19 +126,19 @@ def listed(name: str, arguments: Mapping[str, Any]) -> list[str]:
 def refuse_marked_model(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
     """Refuse ``@pytest.mark.ditto_engine(factory)``, for which pytest marks the factory and calls it with the test.
 
-    What stands under the test's name is then the model, and the test would be gone without a word.
+    The test's name is then bound to the model, and the test would disappear silently.
     """
     if not (inspect.isfunction(obj) or inspect.isclass(obj)) or collector.funcnamefilter(name):
         return
     bare = (mark for mark in obj.__dict__.get("pytestmark", ()) if not (mark.args or mark.kwargs))
     if any(mark.name == MARKER for mark in bare) and not (inspect.isclass(obj) and collector.classnamefilter(name)):
         raise collector.CollectError(
-            f"marker {MARKER} is on {name!r}, which is no test: write @pytest.mark.{MARKER}(model={name})"
+            f"marker {MARKER} is on {name!r}, which is not a test; write @pytest.mark.{MARKER}(model={name})"
         )
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Make one test for each backend and dtype that a marker lists. What is wrong with it is said after collection."""
+    """Make one test for each backend and dtype that a marker lists. Errors are reported after collection."""
     if VARIANT not in metafunc.fixturenames:
         return
     only = metafunc.config.stash[OPTIONS].backend
@@ -224,11 +224,11 @@ def read_spec(arguments: Mapping[str, Any]) -> EngineSpec:
     return spec
 
 
-def read_pair_options(arguments: Mapping[str, Any], options: Options, root: Path) -> PairOptions:
+def read_pair_options(arguments: Mapping[str, Any], options: PytestOptions, root: Path) -> PairOptions:
     """Build and check the pair's options; the project's tolerances stand behind the marker's. Raises ``UsageError``."""
     from ditto_core.compare.rules import project_tolerance
     from ditto_core.compare.tolerance import Tolerance
-    from ditto_core.pair.options import PairOptions
+    from ditto_core.pair.pair_options import PairOptions
     from ditto_core.pair.reference import check_reference
 
     chosen = {name: arguments[name] for name in Arguments.known().pair if name in arguments}

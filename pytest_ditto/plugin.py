@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ditto_core.system.gpus import pin_gpu
-from pytest_ditto import bench, examples, gate, marker, options, reporting, reports
+from pytest_ditto import bench, examples, gate, marker, pytest_options, reporting, reports
 from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
 from pytest_ditto.gate import _ditto_gate_shard, ditto_gate
 from pytest_ditto.relations import ditto_relations
@@ -27,14 +27,14 @@ __all__ = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options and ini keys."""
-    options.add_options(parser)
+    pytest_options.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options and register the marker."""
     config.addinivalue_line("markers", marker.SIGNATURE)
     config.addinivalue_line("markers", gate.SIGNATURE)
-    config.stash[options.OPTIONS] = options.read_options(config)
+    config.stash[pytest_options.OPTIONS] = pytest_options.read_options(config)
     pin_worker(config)
     config.stash[bench.NOTES] = []
     reports.prepare(config)
@@ -44,9 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pin_worker(config: pytest.Config) -> None:
-    """Give a worker of xdist (``gw0``, ``gw1`` …) a GPU of its own, where there are several."""
+    """Give a worker of xdist (``gw0``, ``gw1`` …) its own GPU, if there are several."""
     number = getattr(config, "workerinput", {}).get("workerid", "").removeprefix("gw")
-    if number.isdigit() and config.stash[options.OPTIONS].pin_gpus:
+    if number.isdigit() and config.stash[pytest_options.OPTIONS].pin_gpus:
         pin_gpu(int(number))
 
 
@@ -75,7 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
-    """Refuse a marker that pytest gave to the model's callable in place of the test."""
+    """Refuse a marker that pytest gave to the model's callable instead of the test."""
     marker.refuse_marked_model(collector, name, obj)
 
 

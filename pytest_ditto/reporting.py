@@ -19,7 +19,7 @@ from pytest_ditto import reports
 from pytest_ditto.bench import NOTES
 from pytest_ditto.fixtures import PAIR, UNAVAILABLE
 from pytest_ditto.marker import MARKER, uses_ditto
-from pytest_ditto.options import OPTIONS
+from pytest_ditto.pytest_options import OPTIONS
 from pytest_ditto.readers import ALL
 
 if TYPE_CHECKING:
@@ -30,20 +30,14 @@ BAD_INPUT = (UsageError, CacheError, TraceError)
 
 ATTRIBUTE = "ditto_engine"
 SHOWN = 10
-DISTRIBUTIONS = {
-    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx-cu13-bindings"),
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "trtllm": ("tensorrt_llm",),
-}
-"""Distributions that may hold a backend's library, where its name alone does not tell."""
 
 
 def header(config: pytest.Config) -> str:
     """Return the line above the tests: backends, libraries and cache, without importing any of them."""
-    from ditto_core.backends.base import backend_names
+    from ditto_core.backends.base import backend_names, libraries
     from ditto_core.cache import default_root
 
-    found = {name: version(*DISTRIBUTIONS.get(name, (name,))) for name in (*backend_names(), "torch", "transformers")}
+    found = {name: version(*libraries(name)) for name in (*backend_names(), "torch", "transformers")}
     here = ", ".join(f"{name} {number}" for name, number in found.items() if number)
     absent = [name for name, number in found.items() if not number]
     gone = f" (not installed: {', '.join(absent)})" if absent else ""
@@ -117,7 +111,7 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
 
 
 def unused_marker(item: pytest.Item) -> bool:
-    """Tell whether a test has a marker of its own, and no engine."""
+    """Tell whether a test has its own marker but no engine."""
     own = any(mark.name == MARKER for mark in item.own_markers)
     return own and not uses_ditto(item) and PAIR not in item.stash
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ditto_core.errors import DittoError
-from pytest_ditto.options import OPTIONS
+from pytest_ditto.pytest_options import OPTIONS
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -59,7 +59,7 @@ def spool(config: pytest.Config, runs: Iterable[Comparison]) -> list[str]:
 
 
 def named(nodeid: str, files: Sequence[str]) -> list[tuple[str, str]]:
-    """Pair a test's files with names: its node id, numbered where there are several."""
+    """Pair a test's files with names: its node id, numbered if there are several."""
     return [(f"{nodeid} #{i}" if len(files) > 1 else nodeid, file) for i, file in enumerate(files)]
 
 

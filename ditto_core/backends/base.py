@@ -1,21 +1,31 @@
-"""The one protocol for everything that can be stepped, the backend protocol, and the registry of backends."""
+"""What a backend must offer, what it may offer, and the registry of backends.
+
+A backend must be a :class:`Backend`. Everything else is a capability: a protocol of its own, which the rest of the
+library asks for with ``isinstance``. A backend has a capability when it has the protocol's methods.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from packaging.requirements import Requirement
 
 from ditto_core.errors import BackendError, nearest
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from ditto_core.session import Session
     from ditto_core.sites import Tap
     from ditto_core.spec import EngineSpec
 
 ENTRY_POINTS = "ditto_core.backends"
+
+Arrays = Mapping[str, "npt.NDArray[Any]"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +48,16 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What came of a build: taps that the engine exposes, those it could not (site -> reason), free-form facts."""
+    """Result of a build: taps that the engine exposes, those it could not (site -> reason), free-form facts.
+
+    ``partial``: the engine was asked to show only what it did not fuse. Taps that it does not deliver are then counted
+    in a note and do not fail the comparison.
+    """
 
     taps: tuple[Tap, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    partial: bool = False
 
 
 class Backend(Protocol):
@@ -95,6 +110,49 @@ class NeedsDevice(Protocol):
         ...
 
 
+@runtime_checkable
+class BuildsFromSource(Protocol):
+    """A backend that builds from the model source alone. No ONNX file is made for it, so its raw names are its own."""
+
+    def raw_taps(self, name: str, alias: str) -> Sequence[Tap]:
+        """Return the taps of a raw name, to be called ``alias``. Raises :class:`~ditto_core.errors.SelectorError`."""
+        ...
+
+
+@runtime_checkable
+class StoresGraph(Protocol):
+    """A backend whose engine is an ONNX file: repros are cut from it, else from the export."""
+
+    def graph_file(self, directory: Path) -> Path:
+        """Return the ONNX file of the engine in a directory."""
+        ...
+
+
+@runtime_checkable
+class RunsOperators(Protocol):
+    """A backend that runs a few operators by themselves, in this process and in a test that needs no ditto_core."""
+
+    def run_operators(self, spec: EngineSpec, graph: bytes, inputs: Arrays) -> npt.NDArray[Any]:
+        """Run a serialized ONNX model with the settings of ``spec`` and return its only output."""
+        ...
+
+    def operators_test(self, spec: EngineSpec) -> str:
+        """Return the source of a test that runs ``model.onnx`` on ``inputs.safetensors`` and calls ``check``.
+
+        ``HERE`` is their folder, ``load_file`` reads safetensors as numpy arrays.
+        """
+        ...
+
+
+@runtime_checkable
+class Diagnosed(Protocol):
+    """A backend with more to say in `ditto doctor` than whether it works."""
+
+    def diagnose(self) -> Iterable[str]:
+        """Return lines: what is installed, what clashes, what to do. Must work where the library is missing."""
+        ...
+
+
 @dataclass(frozen=True)
 class EngineTensor:
     """A tensor at an engine's border: torch's dtype name, sizes or names of its dimensions."""
@@ -138,6 +196,28 @@ def get_backend(name: str) -> Backend:
             return backend
     names = backend_names()
     raise BackendError(f"unknown backend {name!r}, registered: {', '.join(names)}{nearest(name, names)}")
+
+
+def libraries(name: str) -> tuple[str, ...]:
+    """Return the distributions that a backend may need, without importing it.
+
+    These are the requirements of the extras that are named after it, ``NAME`` and ``NAME-…``, in the distribution that
+    registers it; without such an extra it is the distribution of the backend's own name.
+    """
+    points = entry_points(group=ENTRY_POINTS, name=name)
+    return tuple(dict.fromkeys(each for point in points for each in required(point))) or (name,)
+
+
+def required(point: EntryPoint) -> Iterator[str]:
+    """Yield what the extras that are named after a backend require."""
+    if point.dist is None:
+        return
+    extras = point.dist.metadata.get_all("Provides-Extra") or []
+    own = [extra for extra in extras if extra == point.name or extra.startswith(f"{point.name}-")]
+    for requirement in map(Requirement, point.dist.requires or ()):
+        marker = requirement.marker
+        if marker and not marker.evaluate({"extra": ""}) and any(marker.evaluate({"extra": extra}) for extra in own):
+            yield requirement.name
 
 
 def check_runs(name: str) -> None:

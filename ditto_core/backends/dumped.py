@@ -45,7 +45,9 @@ class DumpSession:
         if not known:
             raise TraceError(self._no_name(taps))
         dtype = str(self._load(next(iter(known.values()))).dtype).removeprefix("torch.")
-        self.info = SessionInfo(f"{dump.format} dump", dump.format, dtype, model=dump.path.name, facts=dict(dump.info))
+        facts = dict(dump.info)
+        label, model = f"{dump.format} dump", dump.path.name
+        self.info = SessionInfo(label, dump.format, dtype, model=model, facts=facts, recorded=True)
 
     def start(self, batch: int) -> None:
         """Go back to step 0."""

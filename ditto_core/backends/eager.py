@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ditto_core.errors import RunError
+from ditto_core.errors import RunError, first_line
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
 from ditto_core.model.recorder import Recorder
@@ -48,23 +48,22 @@ class EagerSession:
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
 
-        widen = widened(self.info.dtype)
         delivered: set[str] = set()
 
         def deliver(name: str, tensor: torch.Tensor, _: Any) -> None:
             site = self._sites.get(name)
             if site is not None and site not in delivered:
                 delivered.add(site)  # its other names are the same tensor
-                with widen.paused():
+                with torch._C.DisableTorchFunction():  # a comparison is not the model's own code
                     sink(site, tensor)
 
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
         recorder = Recorder(self._model, deliver, self._sites)
-        with torch.inference_mode(), exact_float32(), widen, recorder.recording():
+        with torch.inference_mode(), exact_float32(), widened(self.info.dtype), recorder.recording():
             try:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
-                raise RunError(f"eager {self.info.dtype} model failed: {str(error).splitlines()[0]}") from error
+                raise RunError(f"eager {self.info.dtype} model failed: {first_line(error)}") from error
 
     def close(self) -> None:
         """Forget the cache."""
@@ -81,31 +80,16 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def widened(dtype: str) -> Widen:
+def widened(dtype: str) -> AbstractContextManager[Any]:
     """Return the mode that a model of this dtype runs in: only float64 needs widening."""
-    return Widen(active=dtype == "float64")
+    return Widen() if dtype == "float64" else nullcontext()
 
 
 class Widen(TorchFunctionMode):
     """Lets a float64 model be float64 throughout: norms and softmax that ask for float32 by name get float64."""
 
-    def __init__(self, *, active: bool = True) -> None:
-        super().__init__()
-        self._active = active
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the arguments as they are, for code that is not the model's."""
-        active, self._active = self._active, False
-        try:
-            yield
-        finally:
-            self._active = active
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``; where it asks for float32 it gets float64."""
-        if not self._active:
-            return func(*args, **(kwargs or {}))
         if func is torch.Tensor.float:
             return torch.Tensor.to(args[0], torch.float64)
         return func(*map(wider, args), **{k: wider(v) for k, v in (kwargs or {}).items()})

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ditto_core.backends.base import BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
-from ditto_core.errors import BackendError, BuildError, RunError, UsageError, nearest
+from ditto_core.backends.base import Arrays, BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
+from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 ENGINE_FILE = "engine.onnx"
 SESSION_FILE = "session.json"
 LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
 OPTIONS = ("level", "threads", "provider", "quantize")
 QUANTIZE = ("int8",)
+OPERATORS_TEST = """
+
+def test_the_operators_by_themselves():
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.{level}
+    path, providers = str(HERE / "model.onnx"), ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(path, options, providers=providers)
+    (actual,) = session.run(None, load_file(HERE / "inputs.safetensors"))
+    check(actual)
+"""
 
 
 class OnnxRuntimeBackend:
@@ -59,34 +74,42 @@ class OnnxRuntimeBackend:
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Write the graph with the taps as outputs; the weights are linked, not copied."""
-        import onnx
+        from ditto_core.backends.onnx_file import write_tapped
 
-        from ditto_core.cache import link_or_copy
-        from ditto_core.graphs.files import add_outputs, read_graph
-
-        model = read_graph(request.onnx_path)
-        add_outputs(model, [tap.value for tap in request.taps])
-        for data in request.onnx_path.parent.glob("*.onnx.data"):
-            # The quantizer reads weights through onnx, which refuses files with several hard links.
-            place = shutil.copyfile if request.spec.option("quantize") else link_or_copy
-            place(data, request.directory / data.name)
-        onnx.save(model, str(request.directory / ENGINE_FILE))
-        if request.spec.option("quantize"):
+        # The quantizer reads weights through onnx, which refuses files with several hard links.
+        copy = bool(request.spec.option("quantize"))
+        model = write_tapped(request, request.directory / ENGINE_FILE, copy=copy)
+        if copy:
             quantize_weights(request.directory)
         (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
         return BuildReport(request.taps, facts={"nodes": len(model.graph.node)})
 
     def inspect(self, directory: Path) -> Inspection:
         """Describe the ONNX file: its nodes are the layers, as they are before ONNX Runtime optimizes them."""
-        from ditto_core.graphs.nodes import Graph
+        from ditto_core.graphs.graph import Graph
 
         graph = Graph.read(directory / ENGINE_FILE)
-        tensors = {name: EngineTensor(name, graph.dtypes[name], shape) for name, shape in graph.shapes.items()}
-        layers = (
-            EngineLayer(n.name, n.operator, modules=(n.module,) if n.module else ()) for n in graph.nodes.values()
-        )
+        tensors = {name: EngineTensor(name, graph.dtype(name), shape) for name, shape in graph.shapes.items()}
+        nodes = graph.described.values()
+        layers = (EngineLayer(n.name, n.operator, modules=(n.module,) if n.module else ()) for n in nodes)
         inputs, outputs = (tuple(tensors[name] for name in names) for names in (graph.inputs, graph.outputs))
         return Inspection(inputs, outputs, tuple(layers))
+
+    def graph_file(self, directory: Path) -> Path:
+        """Return the engine itself."""
+        return directory / ENGINE_FILE
+
+    def run_operators(self, spec: EngineSpec, graph: bytes, inputs: Arrays) -> npt.NDArray[Any]:
+        """Run operators on the CPU at the engine's optimization level."""
+        library = load_library()
+        options = session_options(library, spec)
+        session = library.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        result: npt.NDArray[Any] = session.run(None, dict(inputs))[0]
+        return result
+
+    def operators_test(self, spec: EngineSpec) -> str:
+        """Return a test that runs operators as :meth:`run_operators` does."""
+        return OPERATORS_TEST.format(level=optimization(spec))
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> OnnxRuntimeSession:
         """Load the engine. Raises :class:`BuildError` when ONNX Runtime refuses the graph."""
@@ -100,6 +123,20 @@ def load_library() -> Any:
     except ImportError as error:
         raise BackendError("onnxruntime is not installed: pip install 'pytest-ditto-engine[onnxruntime]'") from error
     return onnxruntime
+
+
+def optimization(spec: EngineSpec) -> str:
+    """Return ONNX Runtime's name of a spec's optimization level."""
+    return f"ORT_{LEVELS[spec.option('level', 'all')]}"
+
+
+def session_options(library: Any, spec: EngineSpec) -> Any:
+    """Return what a spec means to an InferenceSession."""
+    options = library.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = int(spec.option("threads", 1))
+    options.graph_optimization_level = getattr(library.GraphOptimizationLevel, optimization(spec))
+    return options
 
 
 class OnnxRuntimeSession:
@@ -120,11 +157,7 @@ class OnnxRuntimeSession:
         self.info = SessionInfo(f"onnxruntime {dtype}", "onnxruntime", dtype, "cpu", spec.model.label, facts)
 
     def _load(self, path: Path, spec: EngineSpec, provider: str) -> Any:
-        options = self._ort.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = int(spec.option("threads", 1))
-        level = LEVELS[spec.option("level", "all")]
-        options.graph_optimization_level = getattr(self._ort.GraphOptimizationLevel, f"ORT_{level}")
+        options = session_options(self._ort, spec)
         try:
             return self._ort.InferenceSession(str(path), options, providers=[provider])
         except Exception as error:
@@ -183,8 +216,3 @@ def numpy_dtype(type_name: str) -> str:
     """Translate ONNX Runtime's type (``tensor(float16)``) to numpy's."""
     name = type_name.removeprefix("tensor(").removesuffix(")")
     return {"float": "float32", "double": "float64"}.get(name, name)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's text."""
-    return next(iter(str(error).splitlines()), type(error).__name__)

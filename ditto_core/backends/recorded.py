@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -22,7 +23,7 @@ class RecordedSession:
     @property
     def info(self) -> SessionInfo:
         """What was recorded."""
-        return self._trace.info
+        return replace(self._trace.info, recorded=True)
 
     @property
     def taps(self) -> tuple[Tap, ...]:

@@ -66,7 +66,7 @@ class Remote:
         return True
 
     def push(self, directory: Path, *, replace: bool = False) -> None:
-        """Store the finished entry in a directory. ``replace`` writes files that are there already once more."""
+        """Store the finished entry in a directory. ``replace`` overwrites files that exist."""
         fs, _ = self._opened
         fs.invalidate_cache()
         text = (directory / MANIFEST).read_bytes()

@@ -34,7 +34,7 @@ from ditto_core.cache._entry import (
 )
 from ditto_core.cache._remote import DamagedRemote, Remote
 from ditto_core.cache._root import ENVIRONMENT, default_root, is_url
-from ditto_core.errors import CacheError
+from ditto_core.errors import CacheError, first_line
 from ditto_core.system.fingerprint import DigestMemo
 
 LOCKS, DIGESTS, STATE = "locks", "digests", "state"
@@ -156,7 +156,7 @@ class Cache:
         return removed
 
     def _shared(self, path: Path, build: Build, describe: Mapping[str, Any], say: OnEvent) -> Path:
-        """Fetch an entry from the remote store, else build and push it. A store that fails costs time, and is said."""
+        """Fetch an entry from the remote store, else build and push it. If the store fails, a note is printed."""
         remote, damaged = Remote(self.remote), False
         work = self._work(path)
         name = f"{path.parent.name}/{path.name[:12]}"
@@ -267,7 +267,7 @@ class Cache:
             raise CacheError(f"the cache directory {self.root} {state}: {remedy}") from error
 
     def _concerns(self, error: OSError) -> bool:
-        """Tell whether an error is about the cache; a write that fails for want of space names no file."""
+        """Tell whether an error is about the cache; a write that fails because the disk is full names no file."""
         if error.filename is None:
             return True
         name = Path(os.fsdecode(error.filename))
@@ -282,7 +282,7 @@ def _checked(name: str) -> str:
 
 def error_line(error: Exception) -> str:
     """Return an exception's class and the first line of its text."""
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _ignore(message: str) -> None:

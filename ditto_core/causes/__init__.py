@@ -1,7 +1,7 @@
 """Named causes of a divergence: rules that test an explanation on the tensors of the blamed site.
 
-Most rules compute what the engine would put out if it had a certain fault, from the engine's own captured inputs, and
-name it only when that accounts for the engine's tensor.
+Most rules compute, from the engine's own captured inputs, what the engine would output if it had a certain fault. They
+name the fault only if the result matches the engine's tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAMILIES: tuple[Rule, ...] = (
     attention.attention,
     *generic.RULES,
 )
-"""Asked at each blamed site; a family passes over the sites that it knows nothing about."""
+"""Applied at each blamed site; a family ignores the sites that it does not cover."""
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *embedding.RULES,
@@ -60,7 +60,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Rule] = FAMILIES) -> Cause | No
 
 
 def merge(causes: Sequence[Cause]) -> tuple[Cause, ...]:
-    """Put causes of one kind together, in the order of their first site."""
+    """Merge causes of one kind, in the order of their first site."""
     kinds: dict[str, list[Cause]] = {}
     for cause in causes:
         kinds.setdefault(cause.kind, []).append(cause)

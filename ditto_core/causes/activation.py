@@ -22,11 +22,6 @@ def quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-def tanh_gelu_rounded(x: torch.Tensor) -> torch.Tensor:
-    """GELU by tanh with the constant cut to 0.7978845608, as some kernels write it."""
-    return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
-
-
 def hard_swish(x: torch.Tensor) -> torch.Tensor:
     """SiLU by pieces."""
     return F.hardswish(x)
@@ -47,7 +42,7 @@ FUNCTIONS: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
 
 
 def activation(evidence: Evidence) -> Cause | None:
-    """Name the function that the engine applies in place of the model's."""
+    """Name the function that the engine applies instead of the model's."""
     x = evidence.tensor(f"{evidence.site}:in")
     if evidence.port or x is None or list(evidence.module.parameters()) or x.shape != evidence.actual.shape:
         return None

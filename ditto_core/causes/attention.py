@@ -13,7 +13,7 @@ from ditto_core.compare.blame import Cause
 
 
 def attention(evidence: Evidence) -> Cause | None:
-    """Explain attention probabilities or their product with the values; other sites are passed over."""
+    """Explain attention probabilities or their product with the values; other sites are ignored."""
     if evidence.port == "probs" and core(evidence) is not None:
         return first_cause(evidence, PROBS_RULES)
     if evidence.port == "context":
@@ -80,7 +80,7 @@ def masked_row(evidence: Evidence) -> Cause | None:
     if evidence.dtype == "float16" and float(scores(evidence).abs().amax((1, 3))[bad].max()) > LARGEST_HALF:
         return None  # the products themselves do not fit: Inf less Inf is NaN too
     row, query = (int(i) for i in bad.nonzero()[0])
-    line = f"probabilities of {int(bad.sum())} queries are NaN, their inputs are finite: first row {row}, query {query}"
+    line = f"{int(bad.sum())} queries have NaN probabilities from finite inputs: first row {row}, query {query}"
     mask = evidence.inputs.get("attention_mask")
     padding = mask is not None and not bool(mask[row, evidence.past_length + query])
     more = (

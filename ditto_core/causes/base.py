@@ -1,4 +1,4 @@
-"""What a cause is, what a rule looks at, and how rules are asked."""
+"""What a cause is, what a rule looks at, and how rules are applied."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Evidence:
 
 
 def parameter(module: nn.Module, name: str) -> torch.Tensor | None:
-    """Return a parameter or buffer of a module in float64, or None where there is none."""
+    """Return a parameter or buffer of a module in float64, or None if it has none."""
     import torch
 
     value = getattr(module, name, None)
@@ -125,7 +125,7 @@ def parameter(module: nn.Module, name: str) -> torch.Tensor | None:
 
 
 Rule = Callable[[Evidence], "Cause | None"]
-"""Looks at the evidence of one site and names a cause; one that does not fit says nothing."""
+"""Looks at the evidence of one site and returns the cause, or None if the rule does not fit."""
 
 
 def first_cause(evidence: Evidence, rules: Iterable[Rule]) -> Cause | None:

@@ -18,7 +18,7 @@ COARSE = 2.0
 
 
 def cache(evidence: Evidence) -> Cause | None:
-    """Explain keys and values [batch, kv_head, total, dim]; other sites are passed over."""
+    """Explain keys and values [batch, kv_head, total, dim]; other sites are ignored."""
     if evidence.tap.value.startswith("present."):
         return first_cause(evidence, RULES)
     return None
@@ -147,7 +147,9 @@ def quantized(evidence: Evidence) -> Cause | None:
         lines.append(f"largest value {peak:.4g}; int8 with a fitting scale would use steps of {peak / 127:.2g}")
         kind: Kind = "quantized KV cache scale" if grid > COARSE * peak / 127 else "quantized KV cache"
         step = (
-            "calibrate the scale of the KV cache; 1.0 is a default" if kind.endswith("scale") else "nothing, if meant"
+            "calibrate the scale of the KV cache; 1.0 is a default"
+            if kind.endswith("scale")
+            else "nothing, if intended"
         )
         return evidence.cause(kind, 0.95, lines, step)
     return None

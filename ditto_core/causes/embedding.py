@@ -16,7 +16,7 @@ PIECE = 1 << 22
 
 
 def embedding(evidence: Evidence) -> Cause | None:
-    """Explain an embedding's output; other sites are passed over."""
+    """Explain an embedding's output; other sites are ignored."""
     if evidence.port or not isinstance(evidence.module, nn.Embedding):
         return None
     return first_cause(evidence, RULES)

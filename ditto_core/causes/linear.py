@@ -17,7 +17,7 @@ LARGEST_PERMUTATION = 8192
 
 
 def linear(evidence: Evidence) -> Cause | None:
-    """Explain a linear layer's output from its captured input; other sites are passed over."""
+    """Explain a linear layer's output from its captured input; other sites are ignored."""
     if evidence.port or weight_of(evidence.module) is None or layer_input(evidence) is None:
         return None
     return first_cause(evidence, RULES)
@@ -112,7 +112,7 @@ def bias_lost(evidence: Evidence) -> Cause | None:
 
 
 def transposed(evidence: Evidence) -> Cause | None:
-    """A square weight is used the other way round."""
+    """A square weight is transposed."""
     weight = weight_of(evidence.module)
     if weight is None or weight.shape[0] != weight.shape[1]:
         return None

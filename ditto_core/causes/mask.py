@@ -43,7 +43,7 @@ class View:
 
 
 def mask(evidence: Evidence) -> Cause | None:
-    """Explain a mask, or the zeros of attention probabilities; other sites are passed over."""
+    """Explain a mask, or the zeros of attention probabilities; other sites are ignored."""
     view = view_of(evidence)
     if view is None or not (view.extra.any() or view.lost.any()):
         return None
@@ -124,14 +124,14 @@ def anchor(evidence: Evidence, view: View) -> Found:
 
 
 def inverted(evidence: Evidence, view: View) -> Found:
-    """What should be hidden is seen, and the other way round."""
+    """Masked keys are visible, and visible keys are masked."""
     real = view.rows[..., None]
     if not view.lost.any() or not view.extra.any():
         return None
     causal = (view.distance <= 0)[None]
     if not bool(view.keys.all()) and agrees(view, causal & ~view.keys[:, None]):
         return "mask inverted", "queries see padding and no real token"
-    # a query from which nothing is to be hidden is left as it is by an additive mask
+    # an additive mask does not change a query that may see every key
     partial = real & ~view.wanted.all(-1, keepdim=True)
     if torch.equal(view.seen & partial, ~view.wanted & partial):
         return "mask inverted", "queries see the keys that they should not, and not those that they should"

@@ -14,7 +14,7 @@ LARGEST_HALF = 65504.0
 
 
 def norm(evidence: Evidence) -> Cause | None:
-    """Explain a LayerNorm's or RMSNorm's output from its captured input; other sites are passed over."""
+    """Explain a LayerNorm's or RMSNorm's output from its captured input; other sites are ignored."""
     if evidence.port or not is_norm(evidence.module) or layer_input(evidence) is None:
         return None
     return first_cause(evidence, RULES)
@@ -32,7 +32,7 @@ def layer_input(evidence: Evidence) -> torch.Tensor | None:
 
 
 def parts(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
-    """Return the input, its weight, its bias (zeros where there is none) and epsilon, as the formula has them.
+    """Return the input, its weight, its bias (zeros if it has none) and epsilon, as the formula has them.
 
     The effective weight is read off the module's own output, so that ``1 + w`` needs no special case.
     """
@@ -176,7 +176,7 @@ def scaled(evidence: Evidence) -> Cause | None:
     lines = [f"output = {factor:.6g} x expected, {evidence.distance(candidate):.1e} is left after that"]
     width = evidence.actual.shape[-1]
     if abs(factor * width**0.5 - 1) < 1e-3:
-        lines.append(f"that is 1 / sqrt({width}): a sum of squares in place of their mean gives it too")
+        lines.append(f"that is 1 / sqrt({width}): a sum of squares instead of their mean has the same effect")
     kind: Kind = "weight scaled" if factor else "weights zeroed"
     return evidence.cause(kind, evidence.confidence(candidate), lines, "compare the norm's weight")
 

@@ -23,7 +23,7 @@ BASES = (1e3, 1e4, 1e5, 5e5, 1e6, 1e7)
 
 
 def rope(evidence: Evidence) -> Cause | None:
-    """Explain cosines and sines, or rotated queries and keys; other sites are passed over."""
+    """Explain cosines and sines, or rotated queries and keys; other sites are ignored."""
     if is_table(evidence):
         return first_cause(evidence, TABLE_RULES)
     if evidence.port in ("q_rope", "k_rope"):
@@ -37,7 +37,7 @@ def is_table(evidence: Evidence) -> bool:
 
 
 def own_name(evidence: Evidence) -> str:
-    """Return the name of the module's frequencies; where there are several, the call's text chooses."""
+    """Return the name of the module's frequencies; if there are several, the call's text decides."""
     word = evidence.site.partition(":")[0].partition("@")[2]
     name = f"{word}_inv_freq"
     return name if hasattr(evidence.module, name) else "inv_freq"
@@ -157,7 +157,7 @@ def is_base(fitted: float | None, theta: float) -> bool:
 
 
 def own_parameters(evidence: Evidence) -> Mapping[str, Any]:
-    """Return the site's rotary parameters; where there is a set a layer type, the call's text chooses."""
+    """Return the site's rotary parameters; if each layer type has its own set, the call's text decides."""
     config = evidence.config
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     nested = {name: value for name, value in found.items() if isinstance(value, dict)}
@@ -175,7 +175,7 @@ def fit_base(frequency: torch.Tensor, exponents: torch.Tensor) -> float | None:
 
 
 def exchanged(evidence: Evidence) -> Cause | None:
-    """Cosines where sines should be, and the other way round."""
+    """Cosine and sine are swapped."""
     inverse, positions = parameter(evidence.module, own_name(evidence)), evidence.inputs.get("position_ids")
     if inverse is None or positions is None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ def two_run_causes(first: Comparison, second: Comparison) -> tuple[Cause, ...]:
     """Return what explains the difference of two runs of one prompt on healthy engines.
 
     Either the prompt alone and in a batch (as its first row), or two builds of one spec. None of it is a fault; where a
-    run is not within its tolerances, nothing is said.
+    run is not within its tolerances, there is no cause.
     """
     found = ((rule, rule(first, second)) for rule in TWO_RUNS)
     return tuple(signed(cause, rule) for rule, cause in found if cause is not None)
@@ -51,8 +52,8 @@ def observer_effect(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
     bound = comparison.tolerance.factor * max(floors, default=epsilon(comparison))
     if effect.rel_l2 <= max(bound, 4 * epsilon(comparison)):
         return None
-    line = f"the engine without taps puts out {effect.output} that differ by {effect.rel_l2:.1e} at step {effect.step}"
-    step = "trust the plain engine's outputs; tap fewer sites, or other ones, until the two agree"
+    line = f"the untapped engine's {effect.output} differ by {effect.rel_l2:.1e} at step {effect.step}"
+    step = "trust the untapped engine's outputs; tap fewer or other sites until the two agree"
     return Cause("observer effect", effect.output, 0.95, (line, f"rounding explains {bound:.1e}"), step)
 
 
@@ -85,10 +86,10 @@ def final_results(comparison: Comparison) -> Iterator[SiteResult]:
 
 
 def epsilon(comparison: Comparison) -> float:
-    """Return the engine dtype's machine epsilon."""
+    """Return the engine dtype's machine epsilon; infinity for a quantized engine, whose rounding has no such bound."""
     from ditto_core.compare.tolerance import EPSILON
 
-    return EPSILON[comparison.engine.dtype]
+    return EPSILON.get(comparison.engine.judged_as, math.inf)
 
 
 def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:

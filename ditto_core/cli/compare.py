@@ -52,10 +52,10 @@ def command(
 ) -> None:
     """Compare two dumps, step by step and name by name."""
     from ditto_core.compare.dumps import compare_dumps
-    from ditto_core.compare.offline import compare_offline
     from ditto_core.compare.rules import calibrate as write_rules
     from ditto_core.compare.tolerance import EPSILON, QUANTIZED
     from ditto_core.spec import parse_dtype
+    from ditto_core.stepping.dumps import compare_offline
 
     place = int(rank) if rank is not None and rank.isdecimal() else rank
     options = {"rank": place, "runner": runner, "etrecord": etrecord, "debug_buffer": debug_buffer}

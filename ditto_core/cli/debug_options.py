@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
 from ditto_core.errors import UsageError
+from ditto_core.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from ditto_core.debug.check import CommandCheck
     from ditto_core.debug.evaluate import OnnxRuntime
-    from ditto_core.debug.graph import Graph
     from ditto_core.debug.iterations import IterationOptions
     from ditto_core.debug.oracle import Reference
+    from ditto_core.graphs.graph import Graph
 
 CHECK = "--check"
 SEPARATOR = "\x1f"
+ART_DIR = Path("ditto_debug_artifacts")
+ITER_INFO = Path("iteration.json")
+ITER_ARTIFACT = Path("polygraphy_debug.onnx")
 
 
 class CheckingCommand(TyperCommand):
@@ -112,93 +121,128 @@ Level = Annotated[str, typer.Option(help="Optimization level of ONNX Runtime: al
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 
 
-def command_check(
-    check: str | None,
-    fail_code: list[int] | None,
-    ignore_fail_code: list[int] | None,
-    fail_regex: list[str] | None,
-    timeout: float | None,
-) -> CommandCheck | None:
-    """Return the check, or None where none was given. Raises :class:`UsageError` for its options without it."""
-    from ditto_core.debug.check import CommandCheck, parse_command
+@dataclass(frozen=True)
+class Judgement:
+    """What judges an iteration, and what is kept of it: the options that every search has."""
 
-    if check is None:
-        if fail_code or ignore_fail_code or fail_regex or timeout:
+    check: Check = None
+    fail_code: FailCode = None
+    ignore_fail_code: IgnoreFailCode = None
+    fail_regex: FailRegex = None
+    check_timeout: CheckTimeout = None
+    show_output: ShowOutput = False
+    hide_fail_output: HideFailOutput = False
+    artifacts: Artifacts = None
+    art_dir: ArtDir = ART_DIR
+    iter_info: IterInfo = ITER_INFO
+    no_remove_intermediate: KeepIntermediate = False
+    load_debug_replay: LoadReplay = None
+    save_debug_replay: SaveReplay = None
+    json_file: Json = None
+
+    @property
+    def command(self) -> CommandCheck | None:
+        """The check, None where none was given. Raises :class:`UsageError` for its options without it."""
+        from ditto_core.debug.check import CommandCheck, parse_command
+
+        codes, ignored, patterns = self.fail_code or (), self.ignore_fail_code or (), self.fail_regex or ()
+        if self.check is not None:
+            words = parse_command(self.check.split(SEPARATOR))
+            return CommandCheck(words, tuple(codes), tuple(ignored), tuple(patterns), self.check_timeout)
+        if codes or ignored or patterns or self.check_timeout:
             raise UsageError("--fail-code, --ignore-fail-code, --fail-regex and --check-timeout need a --check COMMAND")
         return None
-    words = check.split(SEPARATOR)
-    codes, ignored = tuple(fail_code or ()), tuple(ignore_fail_code or ())
-    return CommandCheck(parse_command(words), codes, ignored, tuple(fail_regex or ()), timeout)
+
+    def iterations(self, iter_artifact: Path | None = None) -> IterationOptions:
+        """Return the options of the iterations, each of which writes ``iter_artifact``."""
+        from ditto_core.debug.iterations import IterationOptions
+
+        return IterationOptions(
+            check=self.command,
+            iter_artifact=iter_artifact,
+            artifacts=tuple(self.artifacts or ()),
+            art_dir=self.art_dir,
+            iter_info=self.iter_info,
+            remove_intermediate=not self.no_remove_intermediate,
+            show_output=self.show_output,
+            hide_fail_output=self.hide_fail_output,
+            load_replay=self.load_debug_replay,
+            save_replay=self.save_debug_replay,
+        )
+
+    def write(self, data: dict[str, Any], path: Path | None = None) -> None:
+        """Write a result where the user wants it, else to ``path``."""
+        write_json(self.json_file or path, data)
 
 
-def iteration_options(context: typer.Context, check: CommandCheck | None) -> IterationOptions:
-    """Collect the shared options of a command from its parameters."""
-    from ditto_core.debug.iterations import IterationOptions
+@dataclass(frozen=True)
+class GoodSide:
+    """Real inputs, the good values that a model is judged by, and the engine that runs it."""
 
-    given = context.params
-    return IterationOptions(
-        check=check,
-        iter_artifact=given.get("iter_artifact"),
-        artifacts=tuple(given.get("artifacts") or ()),
-        art_dir=given["art_dir"],
-        iter_info=given["iter_info"],
-        remove_intermediate=not given["no_remove_intermediate"],
-        show_output=given["show_output"],
-        hide_fail_output=given["hide_fail_output"],
-        load_replay=given["load_debug_replay"],
-        save_replay=given["save_debug_replay"],
-    )
+    inputs: Inputs = None
+    step: Step = 0
+    reference: ReferenceModel = None
+    reference_precision: Precision = ""
+    tolerance: ToleranceBound = 0.0
+    level: Level = "all"
 
+    def feed(self, graph: Graph) -> dict[str, Any]:
+        """Read the inputs, if any were given."""
+        from ditto_core.debug.inputs import read_inputs
 
-def required_check(context: typer.Context, what: str) -> CommandCheck:
-    """Return the check. Raises :class:`UsageError` where none was given."""
-    check = check_of(context)
-    if check is None:
-        raise UsageError(f"nothing judges {what}: give --check COMMAND")
-    return check
+        return read_inputs(self.inputs, graph, self.step) if self.inputs is not None else {}
 
+    def values(self, expected: Path | None = None) -> Reference:
+        """Return what the good values come from: a model, a precision, or values that were recorded."""
+        from ditto_core.debug.inputs import read_arrays
+        from ditto_core.debug.oracle import Reference
+        from ditto_core.graphs.graph import Graph
 
-def check_of(context: typer.Context) -> CommandCheck | None:
-    """Collect the options of the check from a command's parameters."""
-    names = ("check", "fail_code", "ignore_fail_code", "fail_regex", "check_timeout")
-    return command_check(*(context.params[name] for name in names))
+        recorded = read_arrays(expected, self.step) if expected is not None else {}
+        model = Graph.load(self.reference) if self.reference is not None else None
+        return Reference(model, self.reference_precision, recorded)
 
+    @property
+    def engine(self) -> OnnxRuntime:
+        """ONNX Runtime at the level that was asked for."""
+        from ditto_core.debug.evaluate import OnnxRuntime
 
-def reference_of(context: typer.Context) -> Reference:
-    """Collect what the good side is made of."""
-    from ditto_core.debug.graph import Graph
-    from ditto_core.debug.inputs import read_arrays
-    from ditto_core.debug.oracle import Reference
-
-    model, expected = context.params["reference"], context.params.get("expected")
-    recorded = read_arrays(expected, context.params["step"]) if expected is not None else {}
-    return Reference(Graph.load(model) if model is not None else None, context.params["reference_precision"], recorded)
+        return OnnxRuntime(self.level)
 
 
-def check_output(context: typer.Context) -> None:
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options: each parameter that is such a dataclass becomes an option a field."""
+    hints = get_type_hints(command, include_extras=True)
+    own = inspect.signature(command, eval_str=True).parameters
+    groups = {name: hints[name] for name in own if is_dataclass(hints[name])}
+    spread = [p.replace(kind=p.KEYWORD_ONLY) for name, p in own.items() if name not in groups]
+    for group in groups.values():
+        spread += [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(group, eval_str=True).parameters.values()]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        made = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        command(**made, **given)
+
+    run.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in spread}
+    return run
+
+
+def check_output(output: Path, iter_artifact: Path, **sources: Path | None) -> None:
     """Raise :class:`UsageError` where the result would be written over a file that it is made of."""
-    output = context.params["output"]
-    for name in ("model", "reference", "inputs", "expected"):
-        path = context.params.get(name)
+    for name, path in sources.items():
         if path is not None and output.exists() and path.exists() and output.samefile(path):
             raise UsageError(f"--output {output} would overwrite the {name}: name another file")
-    if output.absolute() == context.params["iter_artifact"].absolute():
+    if output.absolute() == iter_artifact.absolute():
         raise UsageError(f"--output {output} is the --iter-artifact, which is removed in the end: name another file")
 
 
-def feed_of(context: typer.Context, graph: Graph) -> dict[str, Any]:
-    """Read the inputs, if any were given."""
-    from ditto_core.debug.inputs import read_inputs
-
-    path = context.params["inputs"]
-    return read_inputs(path, graph, context.params["step"]) if path is not None else {}
-
-
-def engine_of(context: typer.Context) -> OnnxRuntime:
-    """Return ONNX Runtime at the level that was asked for."""
-    from ditto_core.debug.evaluate import OnnxRuntime
-
-    return OnnxRuntime(context.params["level"])
+def write_json(path: Path | None, data: dict[str, Any]) -> None:
+    """Write a result where the user wants it; folders above it are made, as for the model."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(data, indent=1, default=str) + "\n")
 
 
 class Screen:

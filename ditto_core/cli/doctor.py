@@ -9,29 +9,20 @@ from pathlib import Path
 
 import typer
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "onnx",
-    "onnxscript",
-    "onnxruntime",
-    "tensorrt",
-    "tensorrt_rtx_cu13_bindings",
-    "tensorrt_llm",
-    "executorch",
-)
+PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "executorch")
+"""What models, exports and dumps need, whatever the backend."""
 
 
 def command() -> None:
     """Show what works on this machine. Versions, backends, the cache, and clashes with other packages named ditto."""
-    from ditto_core.backends.trtllm.detect import report_lines
+    from ditto_core.backends.base import Diagnosed, backend_names, iter_backends, libraries
     from ditto_core.cache import default_root
 
-    for name in PACKAGES:
+    for name in dict.fromkeys((*PACKAGES, *(each for backend in backend_names() for each in libraries(backend)))):
         typer.echo(f"{name:14} {installed(name)}")
     for name, state in backend_states():
         typer.echo(f"backend {name:14} {state}")
-    for line in report_lines():
+    for line in (line for backend in iter_backends() if isinstance(backend, Diagnosed) for line in backend.diagnose()):
         typer.echo(line)
     typer.echo(f"cache {default_root()}")
     for line in clashes():

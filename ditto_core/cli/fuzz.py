@@ -38,8 +38,8 @@ def command(
     from ditto_core.cli import screen
     from ditto_core.cli.run import parse_ids
     from ditto_core.fuzz import Limits, check_hypothesis
-    from ditto_core.pair.options import PairOptions
     from ditto_core.pair.pair import Pair
+    from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import ALL_SITES, EngineSpec
     from ditto_core.system.sizes import parse_age
 
@@ -51,7 +51,7 @@ def command(
     spec = EngineSpec.of(model, backend=backend, dtype=dtype, outputs=outputs, attention=attention)
     options = PairOptions(reference=reference, tolerance=tolerance_factor, observer=False)
     pair = Pair(screen.workspace(cache_dir), spec, options)
-    if not pair.engine_files.decoder:
+    if not pair.engine.decoder:
         raise UsageError(f"{spec.model.label} is no decoder, there are no prompts to try")
     if input_ids:
         raise typer.Exit(replay(pair, [parse_ids(text) for text in input_ids], max_output_len))

@@ -88,19 +88,30 @@ def merge_shards(
 
 @app.command("check")
 def check(
-    path: Annotated[Path, typer.Argument(metavar="RESULT", help="Result of `ditto gate run` or `merge`.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[NAME] RESULT", help="Result of `ditto gate run` or `merge`, and the gate it is of."),
+    ],
     max_age: Annotated[str, typer.Option(help="Refuse what is older, for instance 7d.")] = "",
     commit: Annotated[str, typer.Option(help="Refuse what another commit produced.")] = "",
     gpu: Annotated[str, typer.Option(help="Refuse what ran on no GPU whose name holds this.")] = "",
 ) -> None:
-    """Check a result of another machine. Is it whole, unchanged, fresh, and passed by its own records?"""
-    from ditto_core.gates.result import GateResult
+    """Check a result of another machine. Is it whole, unchanged, fresh, and passed by its own records?
 
-    oldest = parse_age(max_age) if max_age else None
+    With NAME, also: is it of the suite, model, engine and limits of [tool.ditto_core.gates.NAME]?
+    """
+    from ditto_core.gates.result import GateResult
+    from ditto_core.gates.settings import project_gate
+
+    if len(words) > 2:
+        raise UsageError(f"gate check got {len(words)} arguments, expected a result, or a gate's name and a result")
+    oldest, path = parse_age(max_age) if max_age else None, Path(words[-1])
+    gate = project_gate(Path.cwd(), words[0]).gate() if len(words) == 2 else None
     result = GateResult.load(path)
     for line in receipt_lines(result):
         typer.echo(line)
-    for problem in objections(result, oldest, commit, gpu):
+    strange = gate.differences(result) if gate else []
+    for problem in [*strange, *objections(result, oldest, commit, gpu)]:
         typer.echo(f"ditto: {path}: {problem}", err=True)
         raise typer.Exit(1)
     show(result)

@@ -57,8 +57,8 @@ def command(
 def localize_engine(workspace: Workspace, directory: Path, prompts: list[str | list[int]], steps: int) -> Comparison:
     """Localize with the very engine in a directory, at the sites that it shows."""
     from ditto_core.engines.engine import Engine
-    from ditto_core.pair.options import PairOptions
     from ditto_core.pair.pair import Pair
+    from ditto_core.pair.pair_options import PairOptions
 
     engine = Engine.load(directory)
     pair = Pair(workspace, engine.spec, PairOptions(observer=False), engine=engine)

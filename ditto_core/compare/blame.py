@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from ditto_core.compare._record import decode, encode
 from ditto_core.compare.metrics import Metrics
-from ditto_core.compare.result import number, parse
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class LocalResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        numbers = {name: number(getattr(self, name)) for name in ("floor", "bound")}
+        numbers = {name: encode(getattr(self, name)) for name in ("floor", "bound")}
         plain = {name: getattr(self, name) for name in ("step", "site", "order", "explained")}
         return {**plain, **numbers, "metrics": self.metrics.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LocalResult:
         """Inverse of :meth:`to_json`."""
-        numbers = {name: parse(data[name]) for name in ("floor", "bound")}
+        numbers = {name: decode(data[name]) for name in ("floor", "bound")}
         return cls(**{**data, **numbers, "metrics": Metrics.from_json(data["metrics"])})
 
 
@@ -154,7 +154,7 @@ class Localization:
             "dtype": self.dtype,
             "factor": self.factor,
             "results": [result.to_json() for result in self.results],
-            "blamed": [{k: number(v) for k, v in asdict(blame).items()} for blame in self.blamed],
+            "blamed": [{k: encode(v) for k, v in asdict(blame).items()} for blame in self.blamed],
             "causes": [cause.to_json() for cause in self.causes],
             "notes": list(self.notes),
         }
@@ -174,6 +174,6 @@ class Localization:
 
 def blame_from_json(data: Mapping[str, Any]) -> Blame:
     """Read one blamed site."""
-    numbers = {name: parse(data[name]) for name in ("local", "floor", "bound", "accumulated")}
+    numbers = {name: decode(data[name]) for name in ("local", "floor", "bound", "accumulated")}
     lists = {name: tuple(data[name]) for name in ("steps", "inputs", "operators")}
     return Blame(**{**data, **numbers, **lists})

@@ -10,7 +10,7 @@ from statistics import median
 from ditto_core.compare.bounds import LOGITS_METRICS
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import INTEGERS, QUANTIZED, Tolerance
+from ditto_core.compare.tolerance import INTEGERS, QUANTIZED, Tolerance, quantized_bounds
 from ditto_core.compare.verdict import WITHIN, Verdict, decide
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
@@ -28,7 +28,7 @@ def judge(
     def verdict(r: SiteResult) -> Verdict:
         floor = None if r.floor is None else max(r.floor, usual[r.site, r.step > 0])
         sites = names.get(r.site, (r.site,))
-        return tolerance.judge(sites, r.step, r.metrics, engine.dtype, floor, engine.kernels, r.site in exact)
+        return tolerance.judge(sites, r.step, r.metrics, engine.judged_as, floor, engine.kernels, r.site in exact)
 
     judged = [replace(r, verdict=verdict(r), healed=False) for r in results]
     return tuple(mark_healed(judged, names))
@@ -41,20 +41,22 @@ def judge_logits(
     KL and top-1 agreement. ``names`` is what the logits are called.
     """
     rules = tolerance.logits_rules(names, logits.step)
-    kl, agreement = QUANTIZED.get(dtype, (math.inf, 0.0))
-    # Rounded, because 1 - 0.93 is less than 0.07.
-    table = {"kl_mean": kl, "top1_disagreement": round(1 - agreement, 6)} if dtype in QUANTIZED else {}
+    table: dict[str, float] = {}
+    if bounds := quantized_bounds(dtype):
+        # Rounded, because 1 - 0.93 is less than 0.07.
+        table = {"kl_mean": bounds[0], "top1_disagreement": round(1 - bounds[1], 6)}
+    origin = f"table for {dtype}" if dtype in QUANTIZED else f"table for int8, it has no {dtype}"
     for metric in LOGITS_METRICS:
         value = getattr(logits, metric)
         if metric in rules:
             yield rules[metric].decide(value)
         elif metric in table:
-            yield decide(metric, value, table[metric], f"table for {dtype}")
+            yield decide(metric, value, table[metric], origin)
 
 
 def unjudged(dtype: str, results: Iterable[SiteResult], logits: Collection[LogitsMetrics]) -> dict[str, str]:
     """Return what is missing for a verdict on a quantized engine, by site: its logits, where no rule judges a site."""
-    if dtype not in QUANTIZED or len(logits) or any(math.isfinite(r.verdict.bound) for r in results):
+    if not quantized_bounds(dtype) or len(logits) or any(math.isfinite(r.verdict.bound) for r in results):
         return {}
     return {"logits": f"an {dtype} engine is judged by its logits, which there are none of: give a tolerance by site"}
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from ditto_core.compare import text
 
 if TYPE_CHECKING:
-    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.data import ComparisonData
 
 ROWS = 10
 HEAD = ("error / bound", "fails", "worst step", "site", "value", "bound", "max abs", "rule")
 
 
-def notebook_html(comparison: Comparison, rows: int = ROWS) -> str:
+def notebook_html(comparison: ComparisonData, rows: int = ROWS) -> str:
     """Return the verdict, the error along the depth as a sparkline, and the worst sites."""
     shown = comparison.first_bad or comparison.worst
     depth = [*text.depth(comparison, shown.step)] if shown else []
@@ -29,7 +29,7 @@ def notebook_html(comparison: Comparison, rows: int = ROWS) -> str:
     return f"<div>{''.join(lines)}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def sides(comparison: Comparison) -> str:
+def sides(comparison: ComparisonData) -> str:
     """Return what was compared with what."""
     count = f"{len(comparison.sites)} sites, {comparison.steps} steps"
     return f"{comparison.engine.label} against {comparison.reference.label}, {count}"

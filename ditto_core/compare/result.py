@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ditto_core.compare.metrics import Metrics
+from ditto_core.compare._record import Metrics, decode, encode
 from ditto_core.compare.tokens import matching_prefix
 from ditto_core.compare.verdict import Verdict
 
@@ -77,12 +76,12 @@ class ObserverEffect:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        return {**asdict(self), "rel_l2": number(self.rel_l2)}
+        return {**asdict(self), "rel_l2": encode(self.rel_l2)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ObserverEffect:
         """Inverse of :meth:`to_json`."""
-        return cls(**{**data, "rel_l2": parse(data["rel_l2"])})
+        return cls(**{**data, "rel_l2": decode(data["rel_l2"])})
 
 
 def row(result: SiteResult) -> dict[str, Any]:
@@ -95,15 +94,15 @@ def row(result: SiteResult) -> dict[str, Any]:
 
 def result_to_json(result: SiteResult) -> dict[str, Any]:
     """Return a JSON-ready dictionary of one result."""
-    verdict = {k: number(v) for k, v in asdict(result.verdict).items()}
+    verdict = {k: encode(v) for k, v in asdict(result.verdict).items()}
     flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed")}
-    return {**flat, "floor": number(result.floor), "verdict": verdict, "metrics": result.metrics.to_json()}
+    return {**flat, "floor": encode(result.floor), "verdict": verdict, "metrics": result.metrics.to_json()}
 
 
 def result_from_json(data: Mapping[str, Any]) -> SiteResult:
     """Inverse of :func:`result_to_json`."""
-    verdict = Verdict(**{k: parse(v) if k in ("value", "bound") else v for k, v in data["verdict"].items()})
-    fields = {**data, "floor": parse(data["floor"]), "verdict": verdict}
+    verdict = Verdict(**{k: decode(v) if k in ("value", "bound") else v for k, v in data["verdict"].items()})
+    fields = {**data, "floor": decode(data["floor"]), "verdict": verdict}
     return SiteResult(**{**fields, "metrics": Metrics.from_json(data["metrics"])})
 
 
@@ -111,13 +110,3 @@ def token_from_json(data: Mapping[str, Any]) -> TokenResult:
     """Inverse of ``dataclasses.asdict`` on a :class:`TokenResult`."""
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     return TokenResult(**fields)
-
-
-def number(value: Any) -> Any:
-    """Spell a float that JSON cannot hold."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def parse(value: Any) -> Any:
-    """Inverse of :func:`number`."""
-    return float(value) if value in ("nan", "inf", "-inf") else value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ditto_core.compare._record import Metrics
-    from ditto_core.compare.comparison import Comparison
+    from ditto_core.compare.data import ComparisonData
     from ditto_core.compare.result import SiteResult, TokenResult
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -18,7 +18,7 @@ SHOWN = 3
 ROWS = 15
 
 
-def failure_message(comparison: Comparison) -> str:
+def failure_message(comparison: ComparisonData) -> str:
     """Return why a comparison failed, in at most ten lines; the first has the site, step, number and bound."""
     lines = [headline(comparison)]
     bad = comparison.first_bad
@@ -31,7 +31,7 @@ def failure_message(comparison: Comparison) -> str:
     return "\n".join([first, *(f"  {line}" for line in rest)])
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: ComparisonData) -> str:
     """Return the verdict in one line."""
     bad = comparison.first_bad
     if bad is not None:
@@ -52,7 +52,7 @@ def headline(comparison: Comparison) -> str:
     return f"engine agrees: worst is {worst.site}, step {worst.step}: {worst.verdict}"
 
 
-def where(comparison: Comparison, result: SiteResult) -> str:
+def where(comparison: ComparisonData, result: SiteResult) -> str:
     """Return the module class and the eager source line of a site."""
     tap = comparison.tap_of.get(result.site)
     if tap is None:
@@ -84,13 +84,13 @@ def both_sides(m: Metrics) -> tuple[tuple[str, Any], ...]:
     return ("engine", m.max_abs_actual), ("reference", m.max_abs_expected)
 
 
-def cause(comparison: Comparison) -> str:
+def cause(comparison: ComparisonData) -> str:
     """Return the likeliest named cause, where the comparison was localized and one was found."""
     found = comparison.localization.cause if comparison.localization else None
     return "" if found is None else f"cause ({found.confidence:.0%}): {found}; {found.next_step}"
 
 
-def worst_sites(comparison: Comparison) -> str:
+def worst_sites(comparison: ComparisonData) -> str:
     """Return the worst sites that make a comparison fail, each once, with value / bound."""
     worst: dict[str, SiteResult] = {}
     for result in comparison:
@@ -100,7 +100,7 @@ def worst_sites(comparison: Comparison) -> str:
     return "worst: " + "; ".join(f"{r.site} step {r.step} ({r.verdict.margin:.3g} x bound)" for r in top)
 
 
-def spread(comparison: Comparison, bad: SiteResult) -> str:
+def spread(comparison: ComparisonData, bad: SiteResult) -> str:
     """Return how many sites are bad, how many healed, and how good the sites before the first bad one are."""
     before = [r.verdict.margin for r in comparison.results if r.step == bad.step and r.order < bad.order]
     sites = len({r.site for r in comparison.failures})
@@ -109,12 +109,12 @@ def spread(comparison: Comparison, bad: SiteResult) -> str:
     return text + (f"; before it at most {max(before):.2g} x bound" if before else "; nothing before it")
 
 
-def final_result(comparison: Comparison, step: int) -> SiteResult | None:
+def final_result(comparison: ComparisonData, step: int) -> SiteResult | None:
     """Return the result of the model's last tensor (a decoder's logits) at a step."""
     return max((r for r in comparison.results if r.step == step), key=lambda r: r.order, default=None)
 
 
-def output_error(comparison: Comparison) -> str:
+def output_error(comparison: ComparisonData) -> str:
     """Return the error of the model's output at its worst step, and how many greedy tokens agree."""
     finals = filter(None, (final_result(comparison, step) for step in range(comparison.steps)))
     worst = max(finals, key=lambda r: r.verdict.margin, default=None)
@@ -127,7 +127,7 @@ def output_error(comparison: Comparison) -> str:
     return text + (f"; {total - wrong} of {total} greedy tokens agree" if total else "") + prompt_perplexity(comparison)
 
 
-def prompt_perplexity(comparison: Comparison) -> str:
+def prompt_perplexity(comparison: ComparisonData) -> str:
     """Return the perplexity of the prompt on both sides, where it was measured."""
     first = next(iter(comparison.logits), None)
     if first is None or first.perplexity_actual is None or first.perplexity_expected is None:
@@ -135,7 +135,7 @@ def prompt_perplexity(comparison: Comparison) -> str:
     return f"; perplexity of the prompt {first.perplexity_actual:.4g}, the reference's {first.perplexity_expected:.4g}"
 
 
-def observer_effect(comparison: Comparison) -> str:
+def observer_effect(comparison: ComparisonData) -> str:
     """Return what tapping does to the engine's outputs."""
     effect = comparison.observer
     if effect is None and from_dumps(comparison):
@@ -147,7 +147,7 @@ def observer_effect(comparison: Comparison) -> str:
     return f"observer effect: taps change {effect.output} by rel_l2 {effect.rel_l2:.1e} at step {effect.step}"
 
 
-def missing(comparison: Comparison) -> str:
+def missing(comparison: ComparisonData) -> str:
     """Return how many sites could not be compared, when the headline speaks of something else."""
     if not comparison.missing or comparison.first_bad is None:
         return ""
@@ -155,22 +155,19 @@ def missing(comparison: Comparison) -> str:
     return f"not compared: {len(comparison.missing)} sites, {site}: {reason}"
 
 
-def from_dumps(comparison: Comparison) -> bool:
+def from_dumps(comparison: ComparisonData) -> bool:
     """Tell whether both sides were read from files: nothing ran, so there is nothing to tap or to dump."""
-    from ditto_core.dumps import FORMATS
-    from ditto_core.dumps.files import OPENERS
-
-    return comparison.engine.backend in {*(form.name for form in FORMATS), *OPENERS}
+    return comparison.engine.recorded and comparison.reference.recorded
 
 
-def dump(comparison: Comparison) -> str:
+def dump(comparison: ComparisonData) -> str:
     """Return where the tensors lie."""
     if from_dumps(comparison):
         return ""
     return f"dump: {comparison.dump}" if comparison.dump else "dump: none, pytest --ditto-dump-dir DIR keeps them"
 
 
-def advice(comparison: Comparison) -> str:
+def advice(comparison: ComparisonData) -> str:
     """Return what to do next."""
     bad, effect = comparison.first_bad, comparison.observer
     if bad is None and not comparison.logits_ok:
@@ -186,7 +183,7 @@ def advice(comparison: Comparison) -> str:
     return "next: check what the engine was built from at the first bad site; what comes after inherits its error"
 
 
-def token_message(comparison: Comparison) -> str:
+def token_message(comparison: ComparisonData) -> str:
     """Return where the greedy tokens part, in at most ten lines."""
     rows = [(i, token) for i, token in enumerate(comparison.tokens) if token.flips]
     row, token = min(rows, key=lambda item: item[1].flips[0])
@@ -217,7 +214,7 @@ def shorten(text: str, width: int = 100) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def summary_line(comparison: Comparison) -> str:
+def summary_line(comparison: ComparisonData) -> str:
     """Return a comparison in one line, whatever came of it."""
     sides = f"{comparison.engine.label} against {comparison.reference.label}"
     return f"{sides}, {comparison.steps} steps, {len(comparison.sites)} sites: {headline(comparison)}"
@@ -232,7 +229,7 @@ class SiteRow:
     steps: int
 
 
-def site_rows(comparison: Comparison) -> list[SiteRow]:
+def site_rows(comparison: ComparisonData) -> list[SiteRow]:
     """Return a row for each site, worst margin first."""
     by_site: dict[str, list[SiteResult]] = {}
     for result in comparison:
@@ -247,7 +244,7 @@ def site_rows(comparison: Comparison) -> list[SiteRow]:
 HEAD = ("margin", "fails", "worst step", "site", "value", "bound", "max abs", "rule")
 
 
-def table(comparison: Comparison, rows: int = ROWS) -> str:
+def table(comparison: ComparisonData, rows: int = ROWS) -> str:
     """Return the sites as a compact table, worst margin first, under a sparkline of the error along the depth."""
     step = comparison.first_bad.step if comparison.first_bad else comparison.worst.step if comparison.worst else 0
     found = site_rows(comparison)
@@ -271,7 +268,7 @@ def cells_of(row: SiteRow) -> tuple[str, ...]:
     return (*head, f"{v.metric} {v.value:.1e}", f"{v.bound:.1e}", f"{result.metrics.max_abs:.1e}", v.rule)
 
 
-def depth(comparison: Comparison, step: int) -> Iterator[str]:
+def depth(comparison: ComparisonData, step: int) -> Iterator[str]:
     """Yield a line with the rel-L2 error of a step's sites in topological order, on a logarithmic scale."""
     results = sorted((r for r in comparison.results if r.step == step), key=lambda r: r.order)
     errors = [r.metrics.rel_l2 for r in results]

@@ -69,18 +69,6 @@ class LogitsMetrics:
         """Share of positions with another argmax: 5 of 100 are 0.05, where 1 - 0.95 is a little more."""
         return len(self.flips) / self.positions
 
-    @property
-    def real_flips(self) -> tuple[Flip, ...]:
-        """The flips that are not near ties."""
-        return tuple(flip for flip in self.flips if not flip.near_tie)
-
-    @property
-    def perplexity_ratio(self) -> float | None:
-        """Perplexity of the engine over the reference's; None without targets."""
-        if self.perplexity_actual is None or self.perplexity_expected is None:
-            return None
-        return self.perplexity_actual / self.perplexity_expected
-
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for strict JSON: NaN and Inf become strings."""
         data = {item.name: encode(getattr(self, item.name)) for item in fields(self) if item.name != "flips"}

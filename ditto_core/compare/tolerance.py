@@ -60,6 +60,15 @@ QUANTIZED: Mapping[str, tuple[float, float]] = {
 quantizations (pull requests 6936 and 12557). Their single layers are not judged."""
 
 
+def quantized_bounds(dtype: str) -> tuple[float, float] | None:
+    """Return the bounds on mean KL and top-1 agreement of a quantized engine's logits, None for a dtype of floats.
+
+    ``dtype`` is what :attr:`~ditto_core.session.SessionInfo.judged_as` says. A quantization that the table lacks must
+    be as close as ``int8``, the strictest.
+    """
+    return None if dtype in EPSILON else QUANTIZED.get(dtype, QUANTIZED["int8"])
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """How errors are judged. ``factor`` multiplies the noise floor; ``rules`` override it, later ones first."""
@@ -159,7 +168,7 @@ class Tolerance:
             return max((by_rule(rule, metrics) for rule in rules), key=lambda verdict: (not verdict.ok, verdict.margin))
         if exact:
             return decide("mismatched", metrics.mismatched, 0.0, "integers are equal or not")
-        if dtype in QUANTIZED:
+        if quantized_bounds(dtype):
             return Verdict(
                 EXPLAINED, "rel_l2", metrics.rel_l2, math.inf, f"{dtype}: judged by KL and top-1 of the logits"
             )

@@ -14,10 +14,10 @@ import onnx
 import torch
 
 from ditto_core.debug.evaluate import OnnxRuntime, run_session
-from ditto_core.debug.graph import Arrays, Graph, save
 from ditto_core.debug.oracle import tensor
 from ditto_core.errors import BackendError, UsageError, nearest
-from ditto_core.graphs.files import read_graph, read_model
+from ditto_core.graphs.files import read_graph, read_model, save
+from ditto_core.graphs.graph import Arrays, Graph
 from ditto_core.system.isolate import run_isolated
 
 TACTICS_SUFFIX = "_tactics.json"
@@ -26,7 +26,7 @@ SETTLED: Mapping[str, str] = {
     "taps": "the model's outputs are compared",
     "profiles": "an engine is built for the shapes of the inputs",
     "timing_cache": "each build begins with an empty one",
-    "isolate": "each build has a process of its own",
+    "isolate": "each build runs in its own process",
     "probe": "no kernel is measured",
 }
 """TensorRT's options that mean nothing here, with the reason."""
@@ -145,11 +145,11 @@ def tactics_file(path: Path) -> Path:
 def make_builder(name: str, model: Path, engine: OnnxRuntime, options: Mapping[str, Any]) -> Builder:
     """Return a builder by the name of its backend. Raises :class:`UsageError` for one that has none, or an option."""
     if name == "tensorrt":
-        from ditto_core.backends.tensorrt.options import Options
+        from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
 
         for given in SETTLED.keys() & options.keys():
             raise UsageError(f"--option {given} is of no use here: {SETTLED[given]}")
-        return TensorRTBuilder(model, Options.parse({**options, "probe": False}).to_json())
+        return TensorRTBuilder(model, TensorrtOptions.parse({**options, "probe": False}).to_json())
     if name == "onnxruntime" and options:
         raise UsageError(f"--option {next(iter(options))} is of no use to onnxruntime here, expected --level")
     if name == "onnxruntime":

@@ -48,7 +48,7 @@ class CommandCheck:
     """A command, and what counts as its failure; the rules are those of ``polygraphy debug``.
 
     - Nothing given: any exit status but 0 fails. ``fail_codes``: these fail, every other passes.
-    - ``ignore_fail_codes``: these pass, whatever else is said.
+    - ``ignore_fail_codes``: these pass, regardless of the other options.
     - ``fail_regex``: the iteration fails only when one matches in stdout or stderr (and, with ``fail_codes``, the
       status is one of them too); a match fails even at status 0.
     """
@@ -68,7 +68,7 @@ class CommandCheck:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise UsageError(f"--fail-regex {pattern!r} is no regular expression: {error}") from error
+                raise UsageError(f"--fail-regex {pattern!r} is not a regular expression: {error}") from error
 
     def run(self, environment: Mapping[str, str] | None = None) -> tuple[Verdict, str]:
         """Run the command once; return the verdict and everything it printed.

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
-from ditto_core.backends.onnxruntime import LEVELS, first_line, load_library
-from ditto_core.debug.graph import LARGEST, Arrays, Graph, save, subgraphs
-from ditto_core.errors import RunError, UsageError, nearest
-from ditto_core.graphs.files import is_floating
+from ditto_core.backends.onnxruntime import LEVELS, load_library
+from ditto_core.errors import RunError, UsageError, first_line, nearest
+from ditto_core.graphs.files import LARGEST, save
+from ditto_core.graphs.graph import Arrays, Graph
+from ditto_core.graphs.outputs import with_outputs
+from ditto_core.graphs.precision import in_numpy, widened
 
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 WIDE = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 """The precisions in which a reference can be evaluated."""
 
@@ -79,15 +81,6 @@ def run_session(session: Any, feed: Arrays, outputs: Sequence[str] | None = None
         raise RunError(f"onnxruntime failed: {first_line(error)}") from error
 
 
-def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """Return the model with other outputs; the engine finds their types."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.output[:]
-    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names))
-    return result
-
-
 def capture(graph: Graph, feed: Arrays, engine: OnnxRuntime = PLAIN) -> dict[str, Any]:
     """Run once with every value as an output (mark-all); return inputs and values. Raises :class:`RunError`."""
     values = engine.run(with_outputs(graph.model, graph.producer), feed)
@@ -106,7 +99,7 @@ def evaluate(model: onnx.ModelProto, feed: Arrays, outputs: Sequence[str]) -> di
 
 
 def node_by_node(graph: Graph, feed: Arrays, outputs: Sequence[str]) -> dict[str, Any]:
-    """Evaluate every node as a model of its own; a node whose inputs are missing or that fails gives nothing."""
+    """Evaluate every node as a separate model; a node whose inputs are missing or that fails has no result."""
     values = dict(feed)
     for i in range(len(graph.nodes)):
         if all(name in values for name in graph.reads[i] if name not in graph.weights):
@@ -117,79 +110,21 @@ def node_by_node(graph: Graph, feed: Arrays, outputs: Sequence[str]) -> dict[str
 def one_node(graph: Graph, index: int, values: Arrays) -> dict[str, Any]:
     """Return the outputs of one node, by ONNX Runtime or else by onnx's own numpy implementation."""
     node = graph.nodes[index]
-    weights = [graph.weights[name] for name in graph.reads[index] if name in graph.weights]
     inputs = [graph.typed(name, values) for name in graph.reads[index] if name not in graph.weights]
     names = [name for name in node.output if name]
-    model = graph.with_graph([node], inputs, [onnx.ValueInfoProto(name=name) for name in names], weights)
+    model = graph.with_graph(
+        [node], inputs, [onnx.ValueInfoProto(name=name) for name in names], graph.weights_of([index])
+    )
     feed = {value.name: values[value.name] for value in inputs}
-    try:
+    with suppress(RunError):
         return PLAIN.run(model, feed)
-    except RunError:
-        return in_numpy(model, feed, names)
-
-
-def in_numpy(model: onnx.ModelProto, feed: Arrays, names: Sequence[str]) -> dict[str, Any]:
-    """Evaluate by onnx's reference implementation; nothing comes of an operator that it lacks."""
-    from onnx.reference import ReferenceEvaluator
-
-    try:
-        with np.errstate(all="ignore"):
-            return dict(zip(names, ReferenceEvaluator(model).run(None, dict(feed)), strict=True))
-    except Exception:  # noqa: BLE001 - whatever it raises, this value is not known, and callers count those
-        return {}
+    with suppress(Exception):  # whatever the other raises, this value is not known, and callers count those
+        return dict(zip(names, in_numpy(model, feed), strict=True))
+    return {}
 
 
 def widen(graph: Graph, dtype: str) -> Graph:
     """Return the same graph with every floating-point value in ``dtype`` (float32 or float64)."""
     if dtype not in WIDE:
         raise UsageError(f"unknown precision {dtype!r}, expected {' or '.join(WIDE)}{nearest(dtype, WIDE)}")
-    result = onnx.ModelProto()
-    result.CopyFrom(graph.model)
-    widen_graph(result.graph, WIDE[dtype])
-    return Graph(result)
-
-
-def widen_graph(graph: onnx.GraphProto, elem_type: int) -> None:
-    """Give everything that a graph computes with, its subgraphs included, one floating-point type."""
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type in FLOATS:
-            value.type.tensor_type.elem_type = elem_type
-    widened = [widened_tensor(tensor, elem_type) for tensor in graph.initializer]
-    del graph.initializer[:]
-    graph.initializer.extend(widened)
-    for node in graph.node:
-        set_float_type(node, elem_type)
-
-
-def widened_tensor(tensor: onnx.TensorProto, elem_type: int) -> onnx.TensorProto:
-    """Return a floating-point tensor in another type, any other as it is."""
-    if tensor.data_type not in FLOATS:
-        return tensor
-    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
-    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name)
-
-
-def set_float_type(node: Any, elem_type: int) -> None:
-    """Make a node that names a floating-point type (``Cast``, ``ConstantOfShape`` …) name another one."""
-    for attribute in node.attribute:
-        if attribute.name in ("to", "dtype") and attribute.i in FLOATS:
-            attribute.i = elem_type
-        elif attribute.name == "value" and attribute.t.data_type in FLOATS:
-            array = numpy_helper.to_array(attribute.t).astype(helper.tensor_dtype_to_np_dtype(elem_type))
-            attribute.t.CopyFrom(numpy_helper.from_array(array, attribute.t.name))
-    for inner in subgraphs(node):
-        widen_graph(inner, elem_type)
-
-
-def fitted(feed: Arrays, types: Mapping[str, onnx.ValueInfoProto]) -> dict[str, Any]:
-    """Return the arrays with floating-point ones in the dtype that ``types`` gives them, where it knows them."""
-    return {name: cast(np.asarray(array), types[name]) if name in types else array for name, array in feed.items()}
-
-
-def cast(array: Any, value: onnx.ValueInfoProto) -> Any:
-    """Return a floating-point array in the dtype of a value; integers stay what they are."""
-    wanted = value.type.tensor_type.elem_type
-    if not is_floating(array) or wanted not in FLOATS:
-        return array
-    with np.errstate(over="ignore"):
-        return array.astype(helper.tensor_dtype_to_np_dtype(wanted), copy=False)
+    return Graph(widened(graph.model, WIDE[dtype]))

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ditto_core.debug.evaluate import fitted
-from ditto_core.debug.graph import Graph
 from ditto_core.dumps import open_dump
 from ditto_core.errors import UsageError
+from ditto_core.graphs.graph import Graph
+from ditto_core.graphs.precision import fitted
 
 PREFIXES = ("", "input:", "output:")
 """How a trace may call what the graph calls by its bare name."""

@@ -45,7 +45,7 @@ class Until:
 
 @dataclass(frozen=True)
 class IterationOptions:
-    """The options that Polygraphy's tools share, under their names.
+    """The options common to Polygraphy's tools, with the same names.
 
     ``check``: the command that judges. ``iter_artifact``: where each iteration's artifact is written. ``artifacts``:
     files that are moved to ``art_dir``/good or /bad after each iteration. ``iter_info``: JSON about the iteration that
@@ -100,7 +100,7 @@ class Iterations:
             self.journal.remove()
         elif kind is not None:
             self.say(
-                f"{len(self.journal.verdicts)} verdicts are in {self.journal.path}; the same command goes on from there"
+                f"{len(self.journal.verdicts)} verdicts are in {self.journal.path}; the same command resumes from there"
             )
 
     def run(self, key: str, make: Make, what: str = "", info: Mapping[str, Any] | None = None) -> Verdict:

@@ -1,4 +1,4 @@
-"""Verdicts on disk, so that a search that was interrupted or killed goes on where it stopped."""
+"""Verdicts on disk, so that an interrupted or killed search resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read(path: Path, search: str) -> dict[str, Verdict]:
         head = json.loads(lines[0])
         known = head["search"] if head["format"] == FORMAT else None
     except (IndexError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no replay of `ditto debug`: remove it or name another file") from error
+        raise UsageError(f"{path} is not a replay of `ditto debug`; remove it or choose another file") from error
     if known != search:
         raise UsageError(f"{path} is the replay of another search (other model, inputs, check or options): remove it")
     verdicts = {}

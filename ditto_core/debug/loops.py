@@ -13,10 +13,10 @@ import numpy as np
 
 from ditto_core.debug.builds import Builder, tactics_file
 from ditto_core.debug.check import CommandCheck, Verdict
-from ditto_core.debug.graph import Arrays, Graph
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say, Until
 from ditto_core.debug.oracle import digest, distance
 from ditto_core.errors import UsageError
+from ditto_core.graphs.graph import Arrays, Graph
 from ditto_core.system.fingerprint import fingerprint, hash_file
 
 FIRST_OUTPUTS = "first_outputs.npz"

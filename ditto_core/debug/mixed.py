@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ditto_core.debug.evaluate import FLOATS, set_float_type, widened_tensor
-from ditto_core.debug.graph import Graph, subgraphs, without_large_weights
 from ditto_core.errors import UsageError
-from ditto_core.graphs.files import is_floating
+from ditto_core.graphs.constants import without_large_weights
+from ditto_core.graphs.files import subgraphs
+from ditto_core.graphs.graph import Graph
+from ditto_core.graphs.precision import FLOATS, is_floating, set_float_type, widened_tensor
 
 LOW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 HIGH = {"float32": TensorProto.FLOAT, "bfloat16": TensorProto.BFLOAT16}

@@ -1,10 +1,10 @@
-"""What a part of the graph should have computed, and how far off each operator is by itself."""
+"""What a part of the graph should have computed, and each operator's local error."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,9 +13,10 @@ import onnx
 import torch
 
 from ditto_core.compare.metrics import ShapeMismatch, measure
-from ditto_core.debug.evaluate import evaluate, fitted, widen
-from ditto_core.debug.graph import Arrays, Graph
+from ditto_core.debug.evaluate import evaluate, widen
 from ditto_core.errors import UsageError
+from ditto_core.graphs.graph import Arrays, Graph
+from ditto_core.graphs.precision import fitted
 
 Ranking = Mapping[int, float]
 """Node (position in the graph) -> rel-L2 of its local error, worst output; nodes that could not be rated are absent."""
@@ -42,19 +43,14 @@ class ModelOracle:
     def expected(self, outputs: Sequence[str], given: Arrays) -> dict[str, Any]:
         """See :class:`Oracle`."""
         known = [name for name in outputs if name in self.graph.producer]
-        nodes = slice_between(self.graph, given, known)
-        taken = {name for i in nodes for name in self.graph.reads[i]} - set(self.graph.weights)
-        made = {name for i in nodes for name in self.graph.nodes[i].output}
-        feed = fitted({n: given[n] for n in sorted(taken - made) if n in given}, self.graph.types)
-        missing = [name for name in taken - made if name not in feed]
-        if missing or not known:
+        nodes = self.graph.upstream(known, given)
+        taken, _ = self.graph.boundary(nodes)
+        feed = fitted({n: given[n] for n in taken if n in given}, self.graph.types)
+        if not known or len(feed) < len(taken):
             return {}
         inputs = [self.graph.typed(name, feed) for name in feed]
         ends = [onnx.ValueInfoProto(name=name) for name in known]
-        weights = [
-            self.graph.weights[n] for n in {n for i in nodes for n in self.graph.reads[i]} & set(self.graph.weights)
-        ]
-        model = self.graph.with_graph([self.graph.nodes[i] for i in nodes], inputs, ends, weights)
+        model = self.graph.with_graph([self.graph.nodes[i] for i in nodes], inputs, ends, self.graph.weights_of(nodes))
         return evaluate(model, feed, known)
 
 
@@ -69,24 +65,8 @@ class RecordedOracle:
         return {name: self.values[name] for name in outputs if name in self.values}
 
 
-def slice_between(graph: Graph, given: Collection[str], outputs: Sequence[str]) -> list[int]:
-    """Return the nodes that lead to ``outputs``, not going beyond what is given, in topological order.
-
-    A given value is taken as it is, even where it is one of the outputs' ancestors; an output is always computed.
-    """
-    nodes: set[int] = set()
-    stack = [graph.producer[name] for name in outputs]
-    while stack:
-        node = stack.pop()
-        if node in nodes:
-            continue
-        nodes.add(node)
-        stack.extend(graph.producer[n] for n in graph.reads[node] if n not in given and n in graph.producer)
-    return sorted(nodes)
-
-
 def exploded(graph: Graph, given: Arrays) -> tuple[onnx.ModelProto, dict[str, Any], dict[str, str]]:
-    """Return a model in which every node reads given values, so that one run evaluates each node by itself.
+    """Return a model in which every node reads given values, so that one run evaluates each node separately.
 
     The second result is what to feed, the third maps the value that a node computes to its name in that model.
     """

@@ -15,8 +15,7 @@ import onnx
 
 from ditto_core.compare.tolerance import TABLE
 from ditto_core.debug.check import Verdict
-from ditto_core.debug.evaluate import capture, evaluate, fitted
-from ditto_core.debug.graph import Graph, save
+from ditto_core.debug.evaluate import capture, evaluate
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.mixed import LOW, Mixer
@@ -25,7 +24,10 @@ from ditto_core.debug.reduce import EXPECTED_SUFFIX, INPUTS_SUFFIX
 from ditto_core.debug.trials import Elsewhere, Judge, PrecisionOptions
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
 from ditto_core.errors import UsageError
-from ditto_core.graphs.nodes import Graph as Nodes
+from ditto_core.graphs.files import save
+from ditto_core.graphs.graph import Graph
+from ditto_core.graphs.nodes import described
+from ditto_core.graphs.precision import fitted
 from ditto_core.system.fingerprint import fingerprint, hash_file
 
 
@@ -190,8 +192,7 @@ class PrecisionSearch:
         values = [self.good[name] for name in node.output if name in self.good]
         largest = max((float(np.abs(v).max()) for v in values if v.size and v.dtype.kind == "f"), default=0.0)
         error = self.errors.get(index, math.nan)
-        origin = Nodes.read(self.options.model).nodes.get(node.name)
-        return Kept(self.graph.label(index), node.op_type, origin.module if origin else "", error, largest)
+        return Kept(self.graph.label(index), node.op_type, described(node, index).module, error, largest)
 
     def identity(self) -> str:
         """Return the fingerprint of everything that decides the verdicts."""
@@ -213,7 +214,7 @@ class PrecisionSearch:
         return [path.with_name(path.stem + end) for end in ends] if path is not None else []
 
     def _rank(self) -> dict[int, float]:
-        """Run every operator by itself in the low dtype on the reference's values, rounded to the low dtype."""
+        """Run every operator alone in the low dtype on the reference's values, rounded to the low dtype."""
         emulated = Graph(self.mixer.emulated(self.graph.model))
         given = self.mixer.rounded({name: self.good[name] for name in self._values() if name in self.good})
         model, feed, fresh = exploded(emulated, given)

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from ditto_core.compare.tolerance import TABLE
+from ditto_core.debug.align import in_names_of
 from ditto_core.debug.check import Verdict
-from ditto_core.debug.evaluate import OnnxRuntime, capture, fitted
-from ditto_core.debug.graph import Arrays, Graph, NoTensorError, save
+from ditto_core.debug.evaluate import PLAIN, OnnxRuntime, capture
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.oracle import Oracle, Reference, digest, distance, main_dtype, suspects, tensor
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
 from ditto_core.errors import RunError, UsageError
+from ditto_core.graphs.files import save
+from ditto_core.graphs.graph import Arrays, Graph, NoTensorError
+from ditto_core.graphs.precision import fitted
 from ditto_core.system.fingerprint import fingerprint, hash_file
 
-DEFAULT_ARTIFACT = Path("polygraphy_debug.onnx")
 INPUTS_SUFFIX, EXPECTED_SUFFIX = "_inputs.json", "_expected.json"
 
 
 @dataclass(frozen=True)
 class ReduceOptions:
-    """What is reduced, and how a part is judged when there is no check command.
+    """What is reduced, and how a part is judged without a check command.
 
     ``feed``: the real inputs (empty only with a check that makes its own). ``tolerance``: bound on rel-L2 of every
     output; 0 takes the table's for the model's dtype.
@@ -52,7 +55,6 @@ class Reduced:
     seconds: float
     output: Path
     ranking: Mapping[str, float]
-    unrated: int
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -80,7 +82,6 @@ def reduce_model(options: ReduceOptions, iteration: IterationOptions, output: Pa
             round(iterations.seconds, 3),
             output,
             {graph.label(i): search.errors[i] for i in suspects(search.errors)},
-            len(graph.nodes) - len(search.errors) if search.errors else 0,
         )
 
 
@@ -93,22 +94,36 @@ class Search:
         self.captured: dict[str, Any] = {}
         if options.feed:
             self.captured = {**capture(graph, options.feed), **options.reference.recorded}
+            self.options = replace(options, reference=self._named_alike(options.reference))
         elif iteration.check is None:
             raise UsageError(
                 "give --inputs FILE: without a --check of your own, a part can only be judged on real data"
             )
         else:
-            say("no --inputs: nothing is captured, so the check makes up its own data at the cuts")
+            say("no --inputs: nothing is captured, so the check must generate its own data at the cuts")
         self.oracle: Oracle | None = self._oracle()
-        self.errors = options.reference.rank(graph, self.captured) if self.captured else {}
+        self.errors = {} if self.refused else self.options.reference.rank(graph, self.captured) if self.captured else {}
+
+    def _named_alike(self, reference: Reference) -> Reference:
+        good = reference.model
+        if good is None or self.graph.outputs[0] not in good.producer:
+            return reference
+        values = capture(good, fitted(self.options.feed, good.inputs))
+        return replace(reference, model=in_names_of(self.graph, self.captured, good, values))
 
     def _oracle(self) -> Oracle | None:
         try:
             return self.options.reference.oracle(self.graph)
         except UsageError:
-            if self.iteration.check is None:
+            if self.iteration.check is None and not self.refused:
                 raise
             return None
+
+    @cached_property
+    def refused(self) -> bool:
+        """Whether the engine does not load the model, which it does without optimizations: then that is reduced."""
+        judged_here = self.iteration.check is None and bool(self.captured)
+        return judged_here and not refusal(self.graph.model, self.options.engine).good
 
     def identity(self) -> str:
         """Return the fingerprint of everything that decides the verdicts."""
@@ -175,7 +190,7 @@ class Search:
         return sorted(found)
 
     def judge(self, nodes: Collection[int]) -> Made:
-        """Write the part for the check command, or compare it here. One that cannot be cut out is no failing part."""
+        """Write the part for the check command, or compare it here. One that cannot be cut out does not fail."""
         try:
             return self._judge(nodes)
         except NoTensorError as error:
@@ -194,8 +209,16 @@ class Search:
     def compare(self, nodes: Collection[int]) -> Verdict:
         """Run a part on its captured inputs and compare its outputs with what they should be."""
         model = self.graph.cut(nodes, self.captured)
+        if self.refused:
+            return refusal(model, self.options.engine)
         names = [value.name for value in model.graph.output]
         expected = self.expected(nodes, names)
+        if not expected and len(nodes) == len(self.graph.nodes):
+            reference = self.options.reference
+            ours, theirs = (
+                ", ".join(n) for n in (names, reference.model.outputs if reference.model else reference.recorded)
+            )
+            raise UsageError(f"cannot be compared: outputs {ours} are not known to the reference, which has {theirs}")
         if not expected:
             return Verdict(True, "nothing of it can be compared with the reference")
         try:
@@ -217,6 +240,8 @@ class Search:
         taken, _ = self.graph.boundary(nodes)
         given = {name: self.captured[name] for name in taken if name in self.captured}
         good = self.options.reference.graph(self.graph)
+        if good is not None and any(n in self.graph.producer and n not in good.producer for n in taken):
+            return {}  # from what else it reads, the reference would compute what more nodes than these do
         if good is not None and all(name in good.producer or name in good.inputs for name in taken):
             # A fault may have lost an operand: the good nodes then read more than the part does.
             made = {name for i in nodes for name in self.graph.nodes[i].output}
@@ -261,3 +286,14 @@ class Search:
         node = onnx.helper.make_node("Identity", [name], [passed.name])
         self._write(self.graph.with_graph([node], [value], [passed], []), self.captured, {}, path)
         return {}
+
+
+def refusal(model: onnx.ModelProto, engine: OnnxRuntime) -> Verdict:
+    """Judge whether the engine loads a model; one that it refuses without optimizations too is no failing part."""
+    try:
+        engine.load(model)
+    except RunError as error:
+        with suppress(RunError):
+            PLAIN.load(model)
+            return Verdict(False, str(error))
+    return Verdict(True, "onnxruntime loads it, or refuses it without optimizations too")

@@ -1,4 +1,4 @@
-"""`ditto debug diff-tactics`: what good builds are made of and bad ones are not, and the other way round."""
+"""`ditto debug diff-tactics`: what only good or only bad builds contain."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def only_bad(kind: str, good: Iterable[Mapping[str, Any]], bad: Iterable[Mapping
 def read_folder(folder: Path) -> list[dict[str, Any]]:
     """Read every file of tactics in a folder."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder, expected the good or bad folder of `ditto debug build`")
+        raise UsageError(f"{folder} is not a folder, expected the good or bad folder of `ditto debug build`")
     builds = [data for path in sorted(folder.glob("*.json")) if (data := read_build(path)) is not None]
     if not builds:
         raise UsageError(f"{folder} holds no tactics, expected files *{TACTICS_SUFFIX} or JSON of the engine inspector")

@@ -11,10 +11,10 @@ import onnx
 
 from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import OnnxRuntime
-from ditto_core.debug.graph import Arrays, Graph
 from ditto_core.debug.mixed import Mixer
 from ditto_core.debug.oracle import Reference, distance, main_dtype
 from ditto_core.errors import UsageError, nearest
+from ditto_core.graphs.graph import Arrays, Graph
 from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class PrecisionOptions:
     """What is searched. ``keep``: dtype of the operators that are kept. ``tolerance``: on rel-L2 of every output.
 
     A tolerance of 0 takes the table's for the graph's dtype.
-    ``engine`` judges where there is no check command: ``emulated`` (rounding where a strongly typed engine stores,
+    ``engine`` judges if there is no check command: ``emulated`` (rounding where a strongly typed engine stores,
     float32 accumulation) or ``onnxruntime``. ``builds`` bounds the search, 0 does not.
     """
 

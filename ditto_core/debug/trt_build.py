@@ -10,7 +10,7 @@ from ditto_core.backends.tensorrt.layers import Layer, save_layers
 from ditto_core.backends.tensorrt.library import Library, Messages, load_library
 from ditto_core.backends.tensorrt.manifest import ENGINE_FILE, EngineManifest
 from ditto_core.backends.tensorrt.network import Network
-from ditto_core.backends.tensorrt.options import Options, ranges
+from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions, ranges
 from ditto_core.errors import BuildError
 from ditto_core.spec import ShapeProfile
 
@@ -23,7 +23,7 @@ def build_fresh(onnx_path: str, directory: str, options: dict[str, Any]) -> dict
     library = load_library()
     messages = Messages(library)
     network = Network.parse(library, messages, Path(onnx_path))
-    order = Order(Path(onnx_path), Path(directory), (), False, "float32", ShapeProfile(), Options(**options))
+    order = Order(Path(onnx_path), Path(directory), (), False, "float32", ShapeProfile(), TensorrtOptions(**options))
     config = configure(network, order)
     cache = fresh_cache(library, config)
     engine = network.builder.build_serialized_network(network.definition, config)

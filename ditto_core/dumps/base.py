@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 
 from ditto_core.errors import TraceError, nearest
+from ditto_core.session import KernelProperty
+from ditto_core.sites import Tap
 
 Tensors = Mapping[str, torch.Tensor]
 Opener = Callable[[], Tensors]
@@ -40,7 +42,8 @@ class Dump:
     """An opened dump.
 
     ``format`` is the name of its format, ``openers`` opens each step, ``info`` holds facts for reports (rank, runner,
-    dtype), ``notes`` what the user has to know (other ranks, entries that are no tensors).
+    dtype), ``notes`` what the user has to know (other ranks, entries that are no tensors). ``taps`` and ``kernels`` are
+    what a trace of this library knows of its session.
     """
 
     path: Path
@@ -48,6 +51,8 @@ class Dump:
     openers: Sequence[Opener]
     info: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    taps: tuple[Tap, ...] = ()
+    kernels: tuple[KernelProperty, ...] = ()
     _open: tuple[int, Tensors] | None = None
 
     @property

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ditto_core.dumps.base import Dump, Format, Tensors, natural, starts_with
 from ditto_core.dumps.files import open_safetensors
-from ditto_core.errors import BackendError, TraceError
-from ditto_core.system.files import first_line
+from ditto_core.errors import BackendError, TraceError, first_line
 from ditto_core.system.isolate import run_isolated
 
 _MAGIC = b"ED00"

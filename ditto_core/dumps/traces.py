@@ -19,9 +19,10 @@ def claims(path: Path) -> bool:
 def open_trace(path: Path) -> Dump:
     """Open a trace."""
     trace = Trace.open(path)
-    info = {"session": trace.info.label, "dtype": trace.info.dtype}
+    info = {"session": trace.info.label, "dtype": trace.info.judged_as}
     notes = () if trace.manifest.complete else (f"{path} is incomplete: its run ended after {trace.steps} whole steps",)
-    return Dump(path, "trace", [partial(open_step, trace, i) for i in range(trace.steps)], info, notes)
+    steps = [partial(open_step, trace, i) for i in range(trace.steps)]
+    return Dump(path, "trace", steps, info, notes, taps=trace.taps, kernels=trace.info.kernels)
 
 
 def open_step(trace: Trace, index: int) -> Tensors:

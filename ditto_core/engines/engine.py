@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import BuildReport, BuildRequest, get_backend
+from ditto_core.backends.base import BuildReport, BuildRequest, BuildsFromSource, get_backend
 from ditto_core.errors import BuildError, SelectorError, nearest
 from ditto_core.model.export import Export
 from ditto_core.session import Session
@@ -26,7 +26,10 @@ PROVENANCE_FILE = "provenance.json"
 
 @dataclass(frozen=True)
 class Engine:
-    """A built engine. ``taps`` are the sites it shows, ``refused`` those it could not (site -> reason)."""
+    """A built engine. ``taps`` are the sites it shows, ``refused`` those it could not (site -> reason).
+
+    ``partial``: it shows only what was not fused; see :class:`~ditto_core.backends.base.BuildReport`.
+    """
 
     directory: Path
     spec: EngineSpec
@@ -35,6 +38,7 @@ class Engine:
     refused: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    partial: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -55,6 +59,7 @@ class Engine:
             "refused": dict(self.refused),
             "facts": dict(self.facts),
             "versions": dict(self.versions),
+            "partial": self.partial,
         }
         (self.directory / MANIFEST_FILE).write_text(json.dumps(data, indent=1, default=str) + "\n")
 
@@ -104,15 +109,12 @@ def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
     aliases = dict(spec.aliases)
     raw = [name for name in spec.outputs if name.startswith(RAW_PREFIXES) or name in aliases]
     taps = provenance.select(name for name in spec.outputs if name not in raw)
-    own = getattr(
-        get_backend(spec.backend), "raw_taps", None
-    )  # a backend that builds from no ONNX has names of its own
+    backend = get_backend(spec.backend)
 
     def resolve(name: str) -> Sequence[Tap]:
         alias = aliases.get(name, name)
-        if own is not None:
-            found: Sequence[Tap] = own(name, alias)
-            return found
+        if isinstance(backend, BuildsFromSource):
+            return backend.raw_taps(name, alias)
         return raw_taps(name, alias, export)
 
     return (*taps, *(tap for name in raw for tap in resolve(name)))
@@ -149,11 +151,11 @@ def raw_names(export: Export) -> dict[str, Tap]:
 
     The two differ for the tensors at module ends, which the export named after their sites.
     """
-    from ditto_core.graphs.files import read_graph, value_axes, value_names
+    from ditto_core.graphs.graph import Graph
 
-    graph = read_graph(export.onnx_path)
+    graph = Graph.read(export.onnx_path)
     taps = export.provenance.taps
-    known = {value: Tap(value, value, fx_node=value, axes=value_axes(graph, value)) for value in value_names(graph)}
+    known = {value: Tap(value, value, fx_node=value, axes=graph.axes(value)) for value in graph.producer}
     return known | {tap.value: tap for tap in taps} | {tap.fx_node: tap for tap in taps if tap.fx_node}
 
 
@@ -165,7 +167,14 @@ def build_into(spec: EngineSpec, export: Export, directory: Path, artifacts: Pat
     report: BuildReport = backend.build(request)
     shutil.copyfile(export.directory / PROVENANCE_FILE, directory / PROVENANCE_FILE)
     engine = Engine(
-        directory, spec, report.taps, export.decoder, dict(report.refused), dict(report.facts), backend.versions()
+        directory,
+        spec,
+        report.taps,
+        export.decoder,
+        refused=dict(report.refused),
+        facts=dict(report.facts),
+        versions=backend.versions(),
+        partial=report.partial,
     )
     engine.save_manifest()
     return engine

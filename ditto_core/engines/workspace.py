@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import BuildRequest, WritesArtifacts, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
 from ditto_core.cache import Cache
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
 from ditto_core.errors import UsageError
@@ -91,9 +91,9 @@ class Workspace:
     def export(self, spec: EngineSpec) -> Export:
         """Return the export that a spec's engine is built from, made once for a model, dtype and attention.
 
-        A backend that says ``builds_from_onnx = False`` gets one without a graph.
+        A backend that :class:`~ditto_core.backends.base.BuildsFromSource` gets one without a graph.
         """
-        if not getattr(get_backend(spec.backend), "builds_from_onnx", True):
+        if isinstance(get_backend(spec.backend), BuildsFromSource):
             return self._outline(spec)
         import onnxscript
         import torch

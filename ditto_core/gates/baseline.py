@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError
-from ditto_core.gates.record import Side
 from ditto_core.gates.result import GateResult, Identity
 from ditto_core.gates.scoring import Known
 from ditto_core.gates.suite import Suite
 from ditto_core.system.fingerprint import fingerprint
 from ditto_core.system.receipt import Receipt
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 REMEDY = "write it anew with --update-baseline"
 
 
@@ -33,7 +32,7 @@ class Baseline:
         """Take the baseline from a complete run. Raises :class:`UsageError` for one that lacks samples."""
         if result.missing:
             raise UsageError(f"no baseline: {result.summary}")
-        samples = {record.id: Known(record.reference, record.tokens) for record in result.records}
+        samples = {r.id: Known(r.reference, r.tokens, r.floor, r.floor_kl) for r in result.records}
         return cls(result.identity, result.receipts[0], samples)
 
     def known(self, id: str) -> Known:
@@ -42,14 +41,20 @@ class Baseline:
             raise UsageError(f"the baseline lacks sample {id!r}: {REMEDY}")
         return self.samples[id]
 
-    def check(self, suite: Suite, model: str) -> None:
-        """Raise :class:`UsageError` when this is the baseline of other samples or another model."""
+    def check(self, suite: Suite, model: str, floor: str) -> None:
+        """Raise :class:`UsageError` when this is the baseline of other samples, another model or another floor.
+
+        ``floor``: the dtype whose error is to be the limit, empty where none is.
+        """
         for id in suite.ids:
             self.known(id)
         if suite.digest != self.identity.suite_digest:
             raise UsageError(f"the baseline is of other samples than suite {suite.name} has now: {REMEDY}")
         if model != self.receipt.model:
             raise UsageError(f"the baseline is of another model ({self.identity.model}): {REMEDY}")
+        if floor and floor != self.identity.floor:
+            found = self.identity.floor or "no dtype"
+            raise UsageError(f"the baseline has the reference's error in {found}, expected {floor}: {REMEDY}")
 
     def warnings(self, receipt: Receipt) -> list[str]:
         """Return what differs between the machine and versions that wrote the baseline and those of a run."""
@@ -67,7 +72,7 @@ class Baseline:
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for strict JSON."""
-        samples = {id: {"tokens": known.tokens, **known.side.to_json()} for id, known in self.samples.items()}
+        samples = {id: known.to_json() for id, known in self.samples.items()}
         head = {"schema": SCHEMA_VERSION, "identity": self.identity.__dict__, "receipt": self.receipt.to_json()}
         return {**head, "samples": samples}
 
@@ -79,7 +84,9 @@ class Baseline:
             digest = data.pop("digest")
             if digest != fingerprint(data):
                 raise UsageError(f"baseline {path} was changed after it was written: {REMEDY}")
-            samples = {id: Known(Side.from_json(side), side["tokens"]) for id, side in data["samples"].items()}
+            if data["schema"] != SCHEMA_VERSION:
+                raise UsageError(f"baseline {path} has schema {data['schema']!r}, expected {SCHEMA_VERSION}: {REMEDY}")
+            samples = {id: Known.from_json(known) for id, known in data["samples"].items()}
             return cls(Identity(**data["identity"]), Receipt.from_json(data["receipt"]), samples)
         except FileNotFoundError as error:
             raise UsageError(f"baseline {path} is not there: {REMEDY}") from error

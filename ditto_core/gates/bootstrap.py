@@ -24,17 +24,23 @@ class Interval:
 
 
 def ratio_interval(
-    values: Sequence[float], weights: Sequence[float], *, alpha: float, seed: int, resamples: int
+    values: Sequence[float],
+    weights: Sequence[float],
+    *,
+    alpha: float,
+    seed: int,
+    resamples: int,
+    clusters: Sequence[str] | None = None,
 ) -> Interval:
     """Return the interval of sum(values) / sum(weights) over samples drawn with replacement.
 
     ``values`` and ``weights`` hold one number a sample (a difference of the two sides and 1, or a sum over positions
-    and their number). Each end is the wider of two: studentized, from the quantiles of (ratio* - ratio) / se* with the
-    linearized standard error of a ratio, which holds its level on skewed differences; and the percentile of ratio*,
-    which holds it on heavy tails. Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapters 12.5 and
-    13.3. NaN or Inf anywhere makes both ends NaN.
+    and their number). Samples of one cluster are drawn together. Each end is the wider of two: studentized, from the
+    quantiles of (ratio* - ratio) / se* with the linearized standard error of a ratio, which holds its level on skewed
+    differences; and the percentile of ratio*, which holds it on heavy tails. Source: Efron and Tibshirani, An
+    Introduction to the Bootstrap, chapters 12.5 and 13.3. NaN or Inf anywhere makes both ends NaN.
     """
-    x, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)
+    x, w = (by_cluster(np.asarray(part, np.float64), clusters) for part in (values, weights))
     ratio = float(ratios_of(x, w))
     if not np.isfinite(x).all():
         return Interval(ratio, float("nan"), float("nan"))
@@ -48,6 +54,16 @@ def ratio_interval(
     return Interval(
         ratio, min(float(low), ratio - float(above) * error), max(float(high), ratio - float(below) * error)
     )
+
+
+def by_cluster(values: Floats, clusters: Sequence[str] | None) -> Floats:
+    """Return one sum a cluster, in the order in which clusters are first met; without clusters the values as are."""
+    if clusters is None:
+        return values
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
+    sums: Floats = np.zeros(len(numbers))
+    np.add.at(sums, [numbers[name] for name in clusters], values)
+    return sums
 
 
 def studentized(moved: Floats, errors: Floats) -> Floats:
@@ -65,11 +81,12 @@ def ratios_of(x: Floats, w: Floats) -> Floats:
 
 
 def standard_error(x: Floats, w: Floats) -> Floats:
-    """Return the linearized standard error of sum(x) / sum(w) along the last axis."""
-    n = x.shape[-1]
+    """Return the linearized standard error of sum(x) / sum(w) along the last axis, up to a factor of n alone.
+
+    The studentized interval divides by it and multiplies by it: sqrt(n / (n - 1)) would cancel.
+    """
     ratio = ratios_of(x, w)[..., None]
-    spread = np.square(x - ratio * w).sum(-1) * n / max(n - 1, 1)
-    error: Floats = np.sqrt(spread) / w.sum(-1)
+    error: Floats = np.sqrt(np.square(x - ratio * w).sum(-1)) / w.sum(-1)
     return error
 
 

@@ -13,7 +13,7 @@ from ditto_core.engines.workers import Run, in_process
 from ditto_core.errors import UsageError
 from ditto_core.gates.journal import Journal, OnSample, carry_on
 from ditto_core.gates.suite import Sample, Suite
-from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec, parse_outputs
 from ditto_core.system.fingerprint import fingerprint
 

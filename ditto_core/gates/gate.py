@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import check_runs
+from ditto_core.compare.tolerance import QUANTIZED
 from ditto_core.engines.workers import Run, in_process
 from ditto_core.errors import RunError, UsageError
 from ditto_core.gates.baseline import Baseline
@@ -46,7 +47,7 @@ class Gate:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spec", self.spec.plain())
+        object.__setattr__(self, "spec", self.spec.untapped())
         object.__setattr__(self, "reference", resolved(self.spec, self.reference))
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
@@ -56,11 +57,29 @@ class Gate:
         """What the engine is judged by: the dtype of its quantized weights, where it has any."""
         return dtype_of(self.spec)
 
+    def differences(self, result: GateResult) -> list[str]:
+        """Return what a result does not share with the gate. Loads and builds nothing.
+
+        The model is held by its name: its files need not be where a result is checked.
+        """
+        identity, policy = result.identity, result.policy
+        reference = label_of(self.reference) if isinstance(self.reference, EngineSpec) else eager_label(self)
+        expected = {
+            "suite": (identity.suite_digest, self.suite.digest),
+            "samples": (result.ids, self.suite.ids),
+            "model": (identity.model, self.spec.model.label),
+            "engine": (identity.engine_label, label_of(self.spec)),
+            "reference": (identity.reference_label, reference),
+            "max_new_tokens": (identity.max_new_tokens, self.max_new_tokens),
+            **{name: (getattr(policy, name), value) for name, value in vars(self.policy).items()},
+        }
+        return [f"its {name} is {found!r}, expected {own!r}" for name, (found, own) in expected.items() if found != own]
+
 
 def resolved(spec: EngineSpec, reference: Any) -> Any:
     """Return a gate's reference as a spec, or as ``eager`` with a dtype. Raises :class:`UsageError`."""
     if isinstance(reference, EngineSpec):
-        return reference.plain()
+        return reference.untapped()
     check_reference(reference)
     if Path(str(reference)).is_dir():
         raise UsageError(f"a gate cannot run on the trace {reference}: it has one prompt's steps, not a suite's")
@@ -115,7 +134,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
     if not engine.decoder:
         raise UsageError(f"{gate.spec.model.label} is no decoder: a gate needs logits of tokens")
     if baseline is not None:
-        baseline.check(gate.suite, workspace.digest(gate.spec.model))
+        baseline.check(gate.suite, workspace.digest(gate.spec.model), floor_dtype(gate))
         reference, label = baseline.identity.reference, baseline.identity.reference_label
     elif isinstance(gate.reference, EngineSpec):
         built = workspace.build(gate.reference)
@@ -131,6 +150,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         device=gate.device,
         cache=workspace.cache.root,
         remote=workspace.cache.remote,
+        floor="" if baseline else floor_dtype(gate),
     )
     identity = Identity(
         suite=gate.suite.name,
@@ -142,6 +162,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         reference_label=label,
         dtype=gate.dtype,
         max_new_tokens=gate.max_new_tokens,
+        floor=floor_dtype(gate),
     )
     return job, identity
 
@@ -166,6 +187,19 @@ def eager_dtype(gate: Gate) -> str:
 
     _, _, dtype = str(gate.reference).partition(":")
     return parse_dtype(dtype) if dtype else HIGHER[gate.spec.dtype]
+
+
+def floor_dtype(gate: Gate) -> str:
+    """Return the dtype of the eager model whose distance from the reference is the floor; empty for budgets.
+
+    The engine's own; where the eager reference has that dtype, the next higher one, from which the reference is as far.
+    """
+    from ditto_core.backends.eager import HIGHER
+
+    if gate.dtype in QUANTIZED:
+        return ""
+    same = not isinstance(gate.reference, EngineSpec) and eager_dtype(gate) == gate.spec.dtype
+    return HIGHER[gate.spec.dtype] if same else gate.spec.dtype
 
 
 def eager_label(gate: Gate) -> str:

@@ -10,7 +10,7 @@ from ditto_core.errors import RunError
 from ditto_core.gates.record import Record
 from ditto_core.gates.scoring import Known, Scorer
 from ditto_core.gates.suite import Sample
-from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from ditto_core.system.gpus import check_device
 
@@ -31,7 +31,8 @@ class Job:
     """What is the same for every sample of a gate. It can be pickled unless the model is a lambda.
 
     ``reference`` is None where a baseline has its results. ``engine`` is the fingerprint that a worker's engine must
-    have too. ``cache`` and ``remote`` tell where engines are.
+    have too. ``cache`` and ``remote`` tell where engines are. ``floor``: the dtype of the eager model whose error
+    is the limit, empty where none runs.
     """
 
     spec: EngineSpec
@@ -42,6 +43,7 @@ class Job:
     device: str
     cache: Path
     remote: str = ""
+    floor: str = ""
 
     def open(self, workspace: Workspace) -> Scoring:
         """Open both sides. Raises :class:`RunError` when this machine would build another engine.
@@ -60,8 +62,9 @@ class Job:
         language = workspace.language(self.spec.model)
         options = PairOptions(reference=self.reference, device=self.device, threads=self.threads)
         reference = None if self.reference is None else open_reference(workspace, self.spec, engine, options)
+        floor = workspace.eager(self.spec, (), dtype=self.floor, device=self.device) if self.floor else None
         scorer = Scorer(
-            engine.open(), reference, language.tokenizer, language.vocab_size, self.spec.profile, self.steps
+            engine.open(), reference, language.tokenizer, language.vocab_size, self.spec.profile, self.steps, floor
         )
         return Scoring(scorer, self.threads)
 
@@ -82,6 +85,6 @@ class Scoring:
 
     def close(self) -> None:
         """Release both sides."""
-        for session in (self.scorer.engine, self.scorer.reference):
+        for session in (self.scorer.engine, self.scorer.reference, self.scorer.floor):
             if session is not None:
                 session.close()

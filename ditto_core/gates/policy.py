@@ -13,12 +13,18 @@ from ditto_core.errors import UsageError, nearest
 ACCURACY, PERPLEXITY = "accuracy_drop", "perplexity_ratio"
 KL_MEAN, KL_P99 = "kl_mean", "kl_p99"
 TOP1, GREEDY = "top1_disagreement", "greedy_disagreement"
-METRICS = (ACCURACY, PERPLEXITY, KL_MEAN, KL_P99, TOP1, GREEDY)
+WORST = "worst_sample"
+METRICS = (ACCURACY, PERPLEXITY, KL_MEAN, KL_P99, TOP1, GREEDY, WORST)
 """All read "more is worse": loss of accuracy (0..1), engine's perplexity over the reference's, KL in nats, share of
-positions with another likeliest token, share of greedy tokens after the first that differs."""
+positions with another likeliest token, share of greedy tokens after the first that differs, the largest KL of a single
+sample over what that sample is allowed on average."""
 
 PERPLEXITY_LIMIT = 1.001
 """Below what healthy 16-bit engines lose, so that a difference that is significant and tiny does not fail a gate."""
+
+WORST_LIMIT = 16.0
+"""Of a single sample's KL over what samples are allowed on average: four times the error. Healthy samples of SmolLM2 in
+bfloat16 stay below 1 (benchmarks/gates.md); a broken one is beyond 100."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,24 @@ class Policy:
         for name, value in self.limits.items():
             check_limit(name, value)
 
+    @property
+    def draws(self) -> dict[str, Any]:
+        """How the bootstrap draws."""
+        return {"alpha": self.alpha, "seed": self.seed, "resamples": self.resamples}
+
+    @property
+    def least_clusters(self) -> int:
+        """The fewest independent samples of which all being worse is significant: 2**-n < alpha."""
+        return math.floor(-math.log2(self.alpha)) + 1
+
     def limit(self, metric: str, dtype: str) -> float:
-        """Return a metric's bound for an engine of ``dtype``.
+        """Return a metric's bound for an engine of ``dtype`` where no floor was measured, or none is needed.
 
         KL and top-1 default to what llama.cpp measured on healthy quantizations of the engine's kind; an engine that is
         not quantized must at least be as close as int8. p99 of KL and greedy agreement are reported, not judged.
         """
         kl, agreement = QUANTIZED.get(dtype, QUANTIZED["int8"])
-        default = {ACCURACY: 0.0, PERPLEXITY: PERPLEXITY_LIMIT, KL_MEAN: kl, TOP1: 1 - agreement}
+        default = {ACCURACY: 0.0, PERPLEXITY: PERPLEXITY_LIMIT, KL_MEAN: kl, TOP1: 1 - agreement, WORST: WORST_LIMIT}
         return float(self.limits.get(metric, default.get(metric, math.inf)))
 
     def to_json(self) -> dict[str, Any]:

@@ -39,7 +39,9 @@ class Record:
     """One sample on the engine and on the reference.
 
     ``tokens``: how many tokens ``nll`` sums over. ``kl``: KL(reference || engine) in nats at each scored position, to
-    five digits; empty where the reference's results come from a baseline.
+    five digits; empty where the reference's results come from a baseline. ``floor``: the eager model in the engine's
+    dtype, None where none was run; ``floor_kl``: KL(reference || floor). ``cluster``: samples that are no independent
+    evidence share one; empty for a sample on its own.
     """
 
     id: str
@@ -47,14 +49,39 @@ class Record:
     reference: Side
     tokens: int = 0
     kl: tuple[float, ...] = ()
+    floor: Side | None = None
+    floor_kl: tuple[float, ...] = ()
+    cluster: str = ""
+
+    @property
+    def group(self) -> str:
+        """What is resampled as a whole: the cluster, or the sample itself."""
+        return f"cluster {self.cluster}" if self.cluster else f"sample {self.id}"
+
+    @property
+    def is_text(self) -> bool:
+        """Tell whether perplexity is measured on the sample."""
+        return self.tokens > 0 and self.engine.correct is None
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether each side has as many results as positions were scored."""
+        sides = [self.engine, self.reference, *([] if self.floor is None else [self.floor])]
+        return len({len(side.top) for side in sides}) == 1 and all(
+            len(kl) in (0, len(self.engine.top)) for kl in (self.kl, self.floor_kl)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for strict JSON."""
         sides = {"engine": self.engine.to_json(), "reference": self.reference.to_json()}
-        return {"id": self.id, "tokens": self.tokens, **sides, "kl": [encode(value) for value in self.kl]}
+        floor = {"floor": self.floor and self.floor.to_json(), "floor_kl": [encode(value) for value in self.floor_kl]}
+        kl = [encode(value) for value in self.kl]
+        return {"id": self.id, "cluster": self.cluster, "tokens": self.tokens, **sides, "kl": kl, **floor}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
         """Inverse of :meth:`to_json`."""
         sides = (Side.from_json(data["engine"]), Side.from_json(data["reference"]))
-        return cls(data["id"], *sides, data["tokens"], tuple(decode(value) for value in data["kl"]))
+        kl, floor_kl = (tuple(decode(value) for value in data[name]) for name in ("kl", "floor_kl"))
+        floor = Side.from_json(data["floor"]) if data["floor"] else None
+        return cls(data["id"], *sides, data["tokens"], kl, floor, floor_kl, data["cluster"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +19,8 @@ from ditto_core.gates.verdict import GateVerdict, judge
 from ditto_core.system.fingerprint import fingerprint
 from ditto_core.system.receipt import Receipt
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+KEY_VARIABLE = "DITTO_GATE_KEY"
 SOURCES = "`ditto gate run` and `ditto gate merge`"
 
 
@@ -26,6 +29,7 @@ class Identity:
     """What makes two runs parts of the same gate: suite, engine, reference and how samples are scored.
 
     ``engine`` and ``reference`` are fingerprints; the labels are for people. ``dtype`` is the engine's: ``int8`` …
+    ``floor``: the dtype of the eager model whose error is the limit, empty where stated budgets are.
     """
 
     suite: str
@@ -37,6 +41,7 @@ class Identity:
     reference_label: str
     dtype: str
     max_new_tokens: int
+    floor: str = ""
 
     @property
     def key(self) -> str:
@@ -61,8 +66,13 @@ class GateResult:
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """Samples of the suite that have no record."""
-        there = {record.id for record in self.records}
+        """Samples of the suite that have no record, or one that lacks some of its results."""
+        kl, floor = any(r.kl for r in self.records), any(r.floor for r in self.records)
+        there = {
+            record.id
+            for record in self.records
+            if record.whole and (not kl or len(record.kl) == len(record.engine.top)) and (not floor or record.floor)
+        }
         return tuple(id for id in self.ids if id not in there)
 
     @cached_property
@@ -70,7 +80,7 @@ class GateResult:
         """One verdict a metric, worked out from the records."""
         order = {id: i for i, id in enumerate(self.ids)}
         records = sorted(self.records, key=lambda record: order[record.id])
-        return judge(records, self.policy, self.identity.dtype)
+        return judge(records, self.policy, self.identity.dtype, self.identity.floor)
 
     @property
     def failures(self) -> tuple[GateVerdict, ...]:
@@ -79,8 +89,13 @@ class GateResult:
 
     @property
     def undecided(self) -> bool:
-        """Tell whether no verdict has a bound: such a gate could not fail, and so does not pass."""
-        return not any(verdict.judged for verdict in self.verdicts)
+        """Tell whether the gate could not fail, and so does not pass: no bound at all, or too few samples for one."""
+        return not any(verdict.judged for verdict in self.verdicts) or bool(self.unsettled)
+
+    @property
+    def unsettled(self) -> tuple[GateVerdict, ...]:
+        """The verdicts that the samples are too few to decide."""
+        return tuple(verdict for verdict in self.verdicts if verdict.judged and not verdict.decided)
 
     def __bool__(self) -> bool:
         return not self.missing and not self.failures and not self.undecided
@@ -97,6 +112,8 @@ class GateResult:
             return f"{head}: INCOMPLETE, sample {self.missing[0]!r}{more} missing of {len(self.ids)}"
         if self.failures:
             return f"{head}: FAILED, {describe(self.failures[0])}"
+        if self.unsettled:
+            return f"{head}: UNDECIDED, {describe(self.unsettled[0])}: too few samples to exclude twice the limit"
         if self.undecided:
             return f"{head}: FAILED, none of its metrics has a limit"
         return f"{head}: passed, {len(self.ids)} samples"
@@ -123,17 +140,24 @@ class GateResult:
             "ids": list(self.ids),
             "records": [record.to_json() for record in self.records],
         }
-        return {**body, "digest": fingerprint(body)}
+        digest = fingerprint(body)
+        key = signing_key()
+        return {**body, "digest": digest, **({"signature": sign(digest, key)} if key else {})}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GateResult:
-        """Read a result. Its verdicts are worked out again. Raises :class:`UsageError` when it is damaged."""
+        """Read a result. Its verdicts are worked out again.
+
+        Raises :class:`UsageError` when it is damaged, or ``DITTO_GATE_KEY`` is set and did not sign it.
+        """
         try:
-            body = {name: value for name, value in data.items() if name != "digest"}
+            body = {name: value for name, value in data.items() if name not in ("digest", "signature")}
             if data["schema"] != SCHEMA_VERSION:
                 raise UsageError(f"gate result of schema {data['schema']!r}, expected {SCHEMA_VERSION}")
             if fingerprint(body) != data["digest"]:
                 raise UsageError("the gate result was changed after it was written: its digest does not match")
+            check_signature(data["digest"], data.get("signature"))
+            check_ids([record["id"] for record in data["records"]], data["ids"])
             return cls(
                 identity=Identity(**data["identity"]),
                 policy=Policy.from_json(data["policy"]),
@@ -165,6 +189,33 @@ class GateResult:
             raise UsageError(f"{path} is no gate result ({error}), expected what {SOURCES} write") from error
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
+
+
+def signing_key() -> bytes:
+    """Return the key that signs results, from the environment; empty where there is none."""
+    return os.environ.get(KEY_VARIABLE, "").encode()
+
+
+def sign(digest: str, key: bytes) -> str:
+    """Return HMAC-SHA256 (hex) of a result's digest."""
+    return hmac.new(key, digest.encode(), "sha256").hexdigest()
+
+
+def check_signature(digest: str, signature: Any) -> None:
+    """Raise :class:`UsageError` when there is a key and it did not sign the digest."""
+    key = signing_key()
+    if key and not hmac.compare_digest(sign(digest, key), str(signature)):
+        what = "is not signed" if signature is None else "is signed with another key"
+        raise UsageError(f"the gate result {what}, expected the signature of the key in {KEY_VARIABLE}")
+
+
+def check_ids(found: Sequence[str], ids: Sequence[str]) -> None:
+    """Raise :class:`UsageError` for a record of no sample of the suite, or two of one."""
+    known: set[str] = set(ids)
+    for id in found:
+        if id not in known:
+            raise UsageError(f"the gate result has a record of {id!r}, which its suite lacks or which it has twice")
+        known.remove(id)
 
 
 def describe(verdict: GateVerdict) -> str:

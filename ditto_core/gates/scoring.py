@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ditto_core.compare import _record
 from ditto_core.compare.tokens import CHUNK, Rows, add_divergence, matching_prefix, pick
 from ditto_core.errors import UsageError
 from ditto_core.gates.record import Record, Side
@@ -20,22 +21,47 @@ if TYPE_CHECKING:
     from ditto_core.spec import ShapeProfile
 
 Logits = torch.Tensor
-Scores = tuple[Side, Side, int, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The sides on one sequence: ``tokens`` scored, KL of engine and floor from the reference at each."""
+
+    engine: Side
+    reference: Side
+    tokens: int
+    kl: tuple[float, ...] = ()
+    floor: Side | None = None
+    floor_kl: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a baseline knows of the reference on a sample: its results, and how many tokens they sum over."""
+    """What a baseline knows of the reference and the floor on a sample, and how many tokens they sum over."""
 
     side: Side
     tokens: int
+    floor: Side | None = None
+    floor_kl: tuple[float, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dictionary for strict JSON."""
+        floor = {"floor": self.floor and self.floor.to_json(), "floor_kl": [*map(_record.encode, self.floor_kl)]}
+        return {"tokens": self.tokens, **self.side.to_json(), **floor}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Known:
+        """Inverse of :meth:`to_json`."""
+        floor = Side.from_json(data["floor"]) if data["floor"] else None
+        return cls(Side.from_json(data), data["tokens"], floor, tuple(map(_record.decode, data["floor_kl"])))
 
 
 @dataclass
 class Scorer:
     """Two open sessions and what turns text into their tokens.
 
-    ``reference`` is None where its results are known from a baseline. ``steps``: new tokens after a prompt.
+    ``reference`` is None where its results are known from a baseline. ``floor``: the eager model in the engine's dtype,
+    None where a budget decides. ``steps``: new tokens after a prompt.
     """
 
     engine: Session
@@ -44,6 +70,7 @@ class Scorer:
     vocab: int
     profile: ShapeProfile
     steps: int
+    floor: Session | None = None
 
     def score(self, sample: Sample, known: Known | None = None) -> Record:
         """Run one sample and return its numbers. Raises :class:`UsageError` when it does not fit the engine."""
@@ -56,12 +83,12 @@ class Scorer:
             PROMPT: self._continuation,
         }
         try:
-            engine, reference, tokens, kl = kinds[sample.kind](sample, known)
+            found = kinds[sample.kind](sample, known)
         except UsageError as error:
             raise UsageError(f"sample {sample.id!r}: {error}") from error
-        if known is not None and (known.tokens != tokens or len(known.side.top) != len(engine.top)):
-            raise UsageError(f"sample {sample.id!r} has {tokens} tokens here, and {known.tokens} in the baseline")
-        return Record(sample.id, engine, reference, tokens, kl)
+        if known is not None and (known.tokens != found.tokens or len(known.side.top) != len(found.engine.top)):
+            raise UsageError(f"sample {sample.id!r} has {found.tokens} tokens here, and {known.tokens} in the baseline")
+        return Record(id=sample.id, cluster=sample.cluster, **vars(found))
 
     def _text(self, sample: Sample, known: Known | None) -> Scores:
         ids = self._ids(sample.text)
@@ -74,12 +101,14 @@ class Scorer:
         rows = [self._continued(sample.prompt, choice) for choice in sample.choices]
         scores = [self._forced(ids, first, None if self.reference else Known(Side(), 0)) for ids, first in rows]
         lengths = [len(ids) - first for ids, first in rows]
-        both = [score[0] for score in scores], [score[1] for score in scores]
+        both = [score.engine for score in scores], [score.reference for score in scores]
         right = int(sample.answer)  # type: ignore[arg-type]
-        engine, reference, tokens, kl = scores[right]
         won = [best([side.nll / n for side, n in zip(sides, lengths, strict=True)]) == right for sides in both]
-        engine = Side(engine.nll, engine.top, correct=won[0])
-        return engine, known.side if known else Side(reference.nll, reference.top, correct=won[1]), tokens, kl
+        found = scores[right]
+        engine, reference = (replace(s, correct=w) for s, w in zip((found.engine, found.reference), won, strict=True))
+        if known is not None:
+            return Scores(engine, known.side, found.tokens, (), known.floor, known.floor_kl)
+        return replace(found, engine=engine, reference=reference)
 
     def _continuation(self, sample: Sample, known: Known | None) -> Scores:
         """Continue greedily on both sides; agreement is measured along the reference's tokens."""
@@ -87,15 +116,15 @@ class Scorer:
         theirs = list(known.side.generated) if known else greedy_tokens(self.reference, ids, self.steps, self._check)
         if len(theirs) != self.steps:
             raise UsageError(f"the baseline continues by {len(theirs)} tokens, expected {self.steps}")
-        forced, reference, _, kl = self._forced([*ids, *theirs], len(ids), known)
+        forced = self._forced([*ids, *theirs], len(ids), known)
         ours = theirs
-        if matching_prefix(forced.top, theirs) < self.steps:
+        if matching_prefix(forced.engine.top, theirs) < self.steps:
             ours = greedy_tokens(self.engine, ids, self.steps, self._check)
         sides = [
             Side(0.0, top, tuple(tokens), self._right(sample, tokens))
-            for top, tokens in ((forced.top, ours), (reference.top, theirs))
+            for top, tokens in ((forced.engine.top, ours), (forced.reference.top, theirs))
         ]
-        return sides[0], known.side if known else sides[1], 0, kl
+        return replace(forced, engine=sides[0], reference=known.side if known else sides[1], tokens=0)
 
     def _right(self, sample: Sample, tokens: Sequence[int]) -> bool | None:
         """Tell whether a continuation begins with the answer, white space at the ends aside."""
@@ -112,9 +141,13 @@ class Scorer:
         targets = torch.tensor(ids[first:])
         ours = side_of(mine, targets)
         if known is not None:
-            return ours, known.side, len(targets), ()
+            return Scores(ours, known.side, len(targets), (), known.floor, known.floor_kl)
         theirs = self._logits(self.reference, ids)[first - 1 : -1]
-        return ours, side_of(theirs, targets), len(targets), divergences(mine, theirs)
+        found = Scores(ours, side_of(theirs, targets), len(targets), divergences(mine, theirs))
+        if self.floor is None:
+            return found
+        own = self._logits(self.floor, ids)[first - 1 : -1]
+        return replace(found, floor=side_of(own, targets), floor_kl=divergences(own, theirs))
 
     def _logits(self, session: Session | None, ids: Sequence[int]) -> Logits:
         assert session is not None

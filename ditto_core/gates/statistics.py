@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import NormalDist
+
+import numpy as np
 
 WORST_SIGMA = 50.0
 """Standard deviation of right (100) or wrong (0) at an accuracy of one half, in points: TensorRT-LLM's default."""
@@ -23,6 +25,22 @@ def mcnemar(worse: int, better: int) -> float:
     n = worse + better
     p: float = sum(math.comb(n, k) for k in range(worse, n + 1)) / 2**n
     return p
+
+
+def sign_flip(differences: Sequence[int]) -> float:
+    """Return the one-sided exact p-value that clusters are no worse: McNemar's test where a cluster is one sample.
+
+    ``differences``: worse minus better pairs of each cluster. A healthy engine makes either sign as likely, so the sum
+    is compared with all sums of the same numbers under random signs. Source: Fisher's randomization test for pairs.
+    """
+    chances = np.ones(1)
+    for size in map(abs, filter(None, differences)):
+        wider = np.zeros(len(chances) + 2 * size)
+        wider[: len(chances)] += chances / 2
+        wider[2 * size :] += chances / 2
+        chances = wider
+    middle = len(chances) // 2
+    return min(1.0, float(chances[middle + sum(differences) :].sum()))
 
 
 def mcnemar_power(n: int, drop: float, discordant: float, alpha: float) -> float:

@@ -19,7 +19,7 @@ Text = str | tuple[int, ...]
 """Text, or token ids where a model has no tokenizer."""
 
 TEXT, CHOICE, MATCH, PROMPT = "text", "choice", "match", "prompt"
-FIELDS = ("id", "text", "prompt", "choices", "answer")
+FIELDS = ("id", "text", "prompt", "choices", "answer", "cluster")
 QUESTIONS = 3
 CHUNK_WORDS = 4
 BUILT_IN = ("classics", "classics-choice")
@@ -31,6 +31,7 @@ class Sample:
 
     ``text``: perplexity on a text. ``prompt``, ``choices`` and ``answer`` (an index): multiple choice. ``prompt`` and
     ``answer`` (a text): exact match of a greedy continuation. ``prompt`` alone: agreement of greedy continuations.
+    ``cluster``: samples that share a passage or a subject share one, and are resampled together.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Sample:
     prompt: Text = ""
     choices: tuple[Text, ...] = ()
     answer: Text | int | None = None
+    cluster: str = ""
 
     @property
     def kind(self) -> str:
@@ -81,6 +83,8 @@ class Sample:
 
     def check_types(self) -> None:
         """Raise ``ValueError`` for a field that is neither text nor token ids."""
+        if not isinstance(self.cluster, str):
+            raise ValueError(f"'cluster' to be a text, got {self.cluster!r}")  # noqa: TRY004 - as in from_json
         if not isinstance(self.choices, tuple):
             raise ValueError(f"'choices' to be a list, got {self.choices!r}")  # noqa: TRY004 - as in from_json
         answer = () if self.answer is None or isinstance(self.answer, int) else self.answer
@@ -108,6 +112,11 @@ class Suite:
     def ids(self) -> tuple[str, ...]:
         """The samples' ids, in order."""
         return tuple(sample.id for sample in self.samples)
+
+    @property
+    def clusters(self) -> int:
+        """How many samples or groups of them are independent evidence."""
+        return len({("cluster", s.cluster) if s.cluster else ("sample", s.id) for s in self.samples})
 
     @cached_property
     def digest(self) -> str:
@@ -189,7 +198,11 @@ def question(name: str, chunks: Sequence[str], place: int, generator: random.Ran
     generator.shuffle(choices)
     answer = choices.index(chunks[place])
     return Sample(
-        f"{name}/{place}", prompt=" ".join(chunks[:place]), choices=tuple(f" {c}" for c in choices), answer=answer
+        f"{name}/{place}",
+        prompt=" ".join(chunks[:place]),
+        choices=tuple(f" {c}" for c in choices),
+        answer=answer,
+        cluster=name,
     )
 
 

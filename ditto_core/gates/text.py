@@ -23,6 +23,8 @@ def plan(suite: Suite, policy: Policy, dtype: str) -> Iterator[str]:
     yield f"suite {suite.name}: {n} samples, alpha {policy.alpha:g}, power {1 - policy.beta:.0%}, seed {policy.seed}"
     answers = sum(sample.kind in (CHOICE, MATCH) for sample in suite.samples)
     texts = sum(sample.kind == TEXT for sample in suite.samples)
+    if suite.clusters < policy.least_clusters:
+        yield f"too few samples: {suite.clusters} independent, expected at least {policy.least_clusters}; undecided"
     if answers:
         yield accuracy_plan(answers, policy, policy.limit(ACCURACY, dtype))
     if texts:
@@ -74,7 +76,7 @@ def table(result: GateResult) -> str:
 def cells(verdict: GateVerdict) -> tuple[str, ...]:
     """Return a verdict's row."""
     bound = "-" if math.isinf(verdict.limit) else f"{verdict.limit:.4g}"
-    state = "failed" if not verdict.ok else "ok" if verdict.judged else ""
-    p = "" if verdict.p is None else f"McNemar p {verdict.p:.2g}; "
+    state = "failed" if not verdict.ok else "" if not verdict.judged else "ok" if verdict.decided else "undecided"
+    p = "" if verdict.p is None else f"p {verdict.p:.2g}; "
     interval = f"{verdict.low:.4g} .. {verdict.high:.4g}"
     return verdict.metric, f"{verdict.estimate:.4g}", interval, bound, state, p + verdict.detail

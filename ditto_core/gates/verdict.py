@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ditto_core.compare._record import decode, encode
 from ditto_core.gates import policy as names
 from ditto_core.gates.bootstrap import Interval, quantile_interval, ratio_interval
+from ditto_core.gates.limits import Limits, rule_of_three
 from ditto_core.gates.policy import Policy
 from ditto_core.gates.record import Record
-from ditto_core.gates.statistics import mcnemar, unpaired_threshold
+from ditto_core.gates.statistics import sign_flip, unpaired_threshold
+
+REACH = 2.0
+"""A metric that passes excludes, at confidence 1 - alpha, an engine at so many times its limit."""
 
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """One metric of a gate; more is worse.
+    """One metric of a gate; lower is better.
 
-    ``low`` and ``high`` bound the estimate, each missed with probability alpha. It fails when the whole interval lies
-    beyond ``limit`` (accuracy at a limit of 0: when the exact McNemar test says p < alpha), or is not a number.
-    ``p``: of McNemar's test, else None. ``detail``: the counts behind it.
+    Each of ``low`` and ``high`` is missed with probability alpha. It fails when the whole interval lies beyond
+    ``limit`` (accuracy at a limit of 0: when the sign-flip test says p < alpha), or is not a number. ``decided`` is
+    False when it does not fail and the samples are too few to pass it: the interval reaches beyond twice the limit, or
+    not even all of them being worse would be significant. ``p``: of the sign-flip test, else None. ``detail``: counts.
     """
 
     metric: str
@@ -34,6 +39,7 @@ class GateVerdict:
     test: str
     p: float | None = None
     detail: str = ""
+    decided: bool = True
 
     @property
     def judged(self) -> bool:
@@ -50,66 +56,150 @@ class GateVerdict:
         return cls(**{name: decode(value) for name, value in data.items()})
 
 
-def judge(records: Sequence[Record], policy: Policy, dtype: str) -> tuple[GateVerdict, ...]:
-    """Judge records of an engine of ``dtype``. A metric that no sample yields has no verdict."""
-    found = [accuracy(records, policy, dtype), perplexity(records, policy, dtype)]
-    found += [rate(names.KL_MEAN, [(math.fsum(r.kl), len(r.kl)) for r in records if r.kl], policy, dtype)]
-    found += [kl_quantile(records, policy, dtype)]
-    found += [rate(names.TOP1, [top1(r) for r in records if r.engine.top], policy, dtype)]
-    found += [rate(names.GREEDY, [greedy(r) for r in records if r.reference.generated], policy, dtype)]
+def judge(records: Sequence[Record], policy: Policy, dtype: str, floor: str = "") -> tuple[GateVerdict, ...]:
+    """Judge records of an engine of ``dtype`` and a floor of its own. A metric that no sample yields has no verdict."""
+    limits = Limits(records, policy, dtype, floor)
+    found = [
+        accuracy(records, policy, dtype),
+        perplexity(records, policy, limits),
+        pooled(names.KL_MEAN, [(math.fsum(r.kl), len(r.kl)) for r in records], records, limits, limits.kl()),
+        kl_quantile(records, policy, dtype),
+        pooled(names.TOP1, [top1(r) for r in records], records, limits, limits.flips()),
+        pooled(names.GREEDY, [greedy(r) for r in records], records, limits, None),
+        worst_sample(records, policy, limits),
+    ]
     return tuple(verdict for verdict in found if verdict is not None)
 
 
 def accuracy(records: Sequence[Record], policy: Policy, dtype: str) -> GateVerdict | None:
-    """Judge right and wrong: exact McNemar for any loss at all, the bootstrap for more than a limit."""
-    pairs = [(r.reference.correct, r.engine.correct) for r in records if r.engine.correct is not None]
-    if not pairs:
+    """Judge right and wrong: the sign-flip test (exact McNemar) for any loss, the bootstrap for more than a limit."""
+    answered = [r for r in records if r.engine.correct is not None]
+    if not answered:
         return None
+    pairs = [(r.reference.correct is True, r.engine.correct is True) for r in answered]
     n, limit = len(pairs), policy.limit(names.ACCURACY, dtype)
     worse, better = (sum(a is x and b is not x for a, b in pairs) for x in (True, False))
-    interval = ratio_interval([float(bool(a)) - float(bool(b)) for a, b in pairs], [1.0] * n, **drawn(policy))
-    theirs, ours = (100 * sum(bool(pair[i]) for pair in pairs) / n for i in (0, 1))
-    p = mcnemar(worse, better)
+    losses: dict[str, int] = {}
+    for record, (theirs, ours) in zip(answered, pairs, strict=True):
+        losses[record.group] = losses.get(record.group, 0) + theirs - ours
+    groups = [r.group for r in answered]
+    interval = ratio_interval([float(a - b) for a, b in pairs], [1.0] * n, **policy.draws, clusters=groups)
+    p = sign_flip([*losses.values()])
     ok = p >= policy.alpha if limit == 0 else within(interval.low, limit)
-    threshold = unpaired_threshold(theirs, n, alpha=policy.alpha)
+    decided = len(losses) >= policy.least_clusters and (limit == 0 or interval.high <= REACH * limit)
+    test = "exact sign flip by cluster" if len(losses) < n else "exact McNemar"
+    return GateVerdict(
+        names.ACCURACY,
+        *ends(interval),
+        limit,
+        ok,
+        n,
+        test if limit == 0 else "paired bootstrap",
+        p,
+        accuracy_detail(pairs, worse, better, policy.alpha),
+        decided,
+    )
+
+
+def accuracy_detail(pairs: Sequence[tuple[bool, bool]], worse: int, better: int, alpha: float) -> str:
+    """Return both sides' accuracies and what the unpaired test makes of them."""
+    n = len(pairs)
+    theirs, ours = (100 * sum(pair[i] for pair in pairs) / n for i in (0, 1))
+    threshold = unpaired_threshold(theirs, n, alpha=alpha)
     unpaired = f"unpaired test {'passes' if ours >= threshold else 'fails'} (threshold {threshold:.2f})"
-    detail = f"{ours:.2f} against {theirs:.2f} %; {worse} worse, {better} better; {unpaired}"
-    test = "exact McNemar" if limit == 0 else "paired bootstrap"
-    return GateVerdict(names.ACCURACY, *ends(interval), limit, ok, n, test, p, detail)
+    return f"{ours:.2f} against {theirs:.2f} %; {worse} worse, {better} better; {unpaired}"
 
 
-def perplexity(records: Sequence[Record], policy: Policy, dtype: str) -> GateVerdict | None:
+def perplexity(records: Sequence[Record], policy: Policy, limits: Limits) -> GateVerdict | None:
     """Judge the ratio of perplexities: exp of the paired difference of log-likelihoods over the tokens."""
-    texts = [r for r in records if r.tokens and r.engine.correct is None]
+    texts = [r for r in records if r.is_text]
     if not texts:
         return None
-    tokens = sum(r.tokens for r in texts)
+    tokens, groups = sum(r.tokens for r in texts), [r.group for r in texts]
     sides = [(r.engine.nll, r.reference.nll) for r in texts]
     differences = [ours - theirs for ours, theirs in sides]
-    interval = mapped(safe_exp, ratio_interval(differences, [float(r.tokens) for r in texts], **drawn(policy)))
+    interval = ratio_interval(differences, [float(r.tokens) for r in texts], **policy.draws, clusters=groups)
     ours, theirs = (safe_exp(math.fsum(x) / tokens) for x in zip(*sides, strict=True))
-    limit = policy.limit(names.PERPLEXITY, dtype)
-    detail = f"{ours:.4f} against {theirs:.4f}; {tokens} tokens"
-    return verdict_of(names.PERPLEXITY, interval, limit, len(texts), detail)
+    bound = limits.log_perplexity()
+    made = verdict_of(names.PERPLEXITY, interval, bound, groups, policy, f"{ours:.4f} against {theirs:.4f}")
+    low, high = safe_exp(made.low), safe_exp(made.high)
+    detail = f"{made.detail}; {tokens} tokens"
+    return replace(made, estimate=safe_exp(made.estimate), low=low, high=high, limit=safe_exp(bound), detail=detail)
 
 
 def kl_quantile(records: Sequence[Record], policy: Policy, dtype: str) -> GateVerdict | None:
     """Judge the 99th percentile of KL over all positions."""
-    groups = [r.kl for r in records if r.kl]
-    if not groups:
+    grouped: dict[str, list[float]] = {}
+    for record in (r for r in records if r.kl):
+        grouped.setdefault(record.group, []).extend(record.kl)
+    if not grouped:
         return None
-    interval = quantile_interval(groups, 0.99, **drawn(policy))
-    detail = f"{sum(map(len, groups))} positions"
-    return verdict_of(names.KL_P99, interval, policy.limit(names.KL_P99, dtype), len(groups), detail)
+    interval = quantile_interval([*grouped.values()], 0.99, **policy.draws)
+    detail = f"{sum(map(len, grouped.values()))} positions"
+    return verdict_of(names.KL_P99, interval, policy.limit(names.KL_P99, dtype), [*grouped], policy, detail)
 
 
-def rate(metric: str, parts: Sequence[tuple[float, int]], policy: Policy, dtype: str) -> GateVerdict | None:
-    """Judge a sum over a count, from (sum, count) of each sample."""
-    if not parts:
+def pooled(
+    metric: str,
+    parts: Sequence[tuple[float, int]],
+    records: Sequence[Record],
+    limits: Limits,
+    allowed: Sequence[float] | None,
+) -> GateVerdict | None:
+    """Judge a sum over a count, from (sum, count) of each sample.
+
+    ``allowed``: the sum that each sample may have. The interval is then that of the ratio of sum to allowed sum, which
+    pairs engine and floor by sample, at the scale of the metric. None: the policy's number decides.
+    """
+    rows = [i for i, (_, count) in enumerate(parts) if count]
+    if not rows:
         return None
-    values, counts = zip(*parts, strict=True)
-    interval = ratio_interval(values, counts, **drawn(policy))
-    return verdict_of(metric, interval, policy.limit(metric, dtype), len(parts), f"{sum(counts)} positions")
+    policy, positions = limits.policy, sum(parts[i][1] for i in rows)
+    values, groups = [parts[i][0] for i in rows], [records[i].group for i in rows]
+    weights = [float(parts[i][1]) if allowed is None else allowed[i] for i in rows]
+    found = ratio_interval(values, weights, **policy.draws, clusters=groups)
+    scale = math.fsum(weights) / positions
+    detail = f"{positions} positions"
+    if allowed is not None:
+        detail += f"; limit from the reference's own {limits.dtype}"
+    limit = policy.limit(metric, limits.dtype) if allowed is None else scale
+    # None of a kind of these quantities is negative; the studentized end can be.
+    interval = Interval(found.estimate * scale, positive(found.low * scale), found.high * scale)
+    if interval.estimate == 0:
+        interval = replace(interval, high=rule_of_three(positions, policy.alpha) if metric == names.TOP1 else 0.0)
+    return verdict_of(metric, interval, limit, groups, policy, detail)
+
+
+def worst_sample(records: Sequence[Record], policy: Policy, limits: Limits) -> GateVerdict | None:
+    """Judge the sample that is furthest beyond what a sample is allowed on average: it fails a gate by itself.
+
+    A bootstrap of a mean cannot see it: two broken samples of 171 are absent from 13 % of the resamples.
+    """
+    allowed = limits.sample_kl()
+    found = [
+        (sample_kl(record) / bound, record)
+        for record, bound in zip(records, allowed, strict=True)
+        if (record.kl or record.tokens) and 0 < bound < math.inf
+    ]
+    if not found:
+        return None
+    ratio, record = max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
+    limit = policy.limit(names.WORST, limits.dtype)
+    ok = within(ratio, limit)
+    return GateVerdict(
+        names.WORST, ratio, ratio, ratio, limit, ok, len(found), "each sample", None, f"sample {record.id!r}"
+    )
+
+
+def sample_kl(record: Record) -> float:
+    """Return a sample's mean KL (nats a position), or what its log-likelihood implies where that is more.
+
+    To second order the log-likelihood of a token moves with variance 2 KL, so a mean shift s implies s**2 / 2.
+    """
+    mean = math.fsum(record.kl) / len(record.kl) if record.kl else 0.0
+    shift = (record.engine.nll - record.reference.nll) / record.tokens if record.tokens else 0.0
+    implied = shift**2 / 2
+    return implied if math.isnan(implied) or implied > mean else mean
 
 
 def top1(record: Record) -> tuple[float, int]:
@@ -120,16 +210,25 @@ def top1(record: Record) -> tuple[float, int]:
 
 def greedy(record: Record) -> tuple[float, int]:
     """Return how many greedy tokens come after the sides part, of how many."""
+    ours, theirs = record.engine.generated, record.reference.generated
+    if not theirs:
+        return 0.0, 0
     from ditto_core.compare.tokens import matching_prefix  # torch, which checking a result can do without
 
-    ours, theirs = record.engine.generated, record.reference.generated
     return float(len(theirs) - matching_prefix(ours, theirs)), len(theirs)
 
 
-def verdict_of(metric: str, interval: Interval, limit: float, n: int, detail: str) -> GateVerdict:
-    """Return the verdict on an interval."""
-    ok = within(interval.low, limit)
-    return GateVerdict(metric, *ends(interval), limit, ok, n, "paired bootstrap", None, detail)
+def verdict_of(
+    metric: str, interval: Interval, limit: float, groups: Sequence[str], policy: Policy, detail: str
+) -> GateVerdict:
+    """Return the verdict on an interval over samples of these groups."""
+    ok, clusters = within(interval.low, limit), len(set(groups))
+    # A limit of 0 asks for any loss at all, which has no double.
+    precise = limit == 0 or interval.high <= REACH * limit
+    decided = math.isinf(limit) or (clusters >= policy.least_clusters and precise)
+    return GateVerdict(
+        metric, *ends(interval), limit, ok, len(groups), "paired bootstrap", None, detail, decided or not ok
+    )
 
 
 def within(low: float, limit: float) -> bool:
@@ -137,19 +236,14 @@ def within(low: float, limit: float) -> bool:
     return low <= limit
 
 
-def drawn(policy: Policy) -> dict[str, Any]:
-    """Return how a policy draws its bootstrap."""
-    return {"alpha": policy.alpha, "seed": policy.seed, "resamples": policy.resamples}
+def positive(low: float) -> float:
+    """Return a lower end of a quantity that cannot be negative; NaN stays."""
+    return 0.0 if low < 0 else low
 
 
 def ends(interval: Interval) -> tuple[float, float, float]:
     """Return estimate, low and high."""
     return interval.estimate, interval.low, interval.high
-
-
-def mapped(function: Callable[[float], float], interval: Interval) -> Interval:
-    """Apply an increasing function to an interval."""
-    return Interval(*map(function, ends(interval)))
 
 
 def safe_exp(value: float) -> float:

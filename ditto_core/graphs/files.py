@@ -1,15 +1,19 @@
-"""Edit and read ONNX graphs without touching their weights."""
+"""Read and write ONNX files. A graph is read without its weights, which stay in their own file until they are used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
-from ditto_core.errors import SelectorError, nearest
+from ditto_core.cache import link_or_copy
+
+LARGEST = 1_500_000_000
+"""Bytes of weights from which a file keeps them beside the graph: protobuf ends at 2 GB."""
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
@@ -18,134 +22,87 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """Load a graph with its weights.
-
-    onnx's own loader refuses a weights file that has several hard links, as those of cached engines have: they share
-    one copy. Raises ``OSError`` when a weights file is missing, ``ValueError`` when it is too short.
-    """
+    """Load a graph with its weights. Raises as :func:`load_weights` does."""
     model = read_graph(path)
-    for tensor in model.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        with (path.parent / place["location"]).open("rb") as stream:
-            stream.seek(int(place.get("offset", 0)))
-            length = int(place["length"]) if "length" in place else -1
-            data = stream.read(length)
-        if length >= 0 and len(data) != length:
-            raise ValueError(f"{place['location']} ends inside {tensor.name}: {len(data)} of {length} bytes")
-        tensor.raw_data = data
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        del tensor.external_data[:]
+    load_weights(model, path.parent)
     return model
 
 
-def finish_export(
-    path: Path, outputs: Sequence[str], dimensions: Mapping[str, Mapping[int, str]]
-) -> dict[str, tuple[str, ...]]:
-    """Take all graph outputs but ``outputs`` off (their types stay known) and give dynamic dimensions readable names.
+def load_weights(model: onnx.ModelProto, folder: Path) -> None:
+    """Load the weights of a model, those of its subgraphs too, from the files in ``folder``.
 
-    Returns the axis names of every value that was an output: the dimension's name, or "" for a constant one.
+    Raises ``OSError`` when a weights file is missing, ``ValueError`` when it is too short.
     """
-    model = read_graph(path)
-    graph = model.graph
-    give_nodes_to_constants(graph)
-    renames = symbol_names(graph.input, dimensions)
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = renames.get(dim.dim_param, dim.dim_param)
-    axes = {v.name: tuple(d.dim_param for d in v.type.tensor_type.shape.dim) for v in graph.output}
-    graph.value_info.extend(v for v in graph.output if v.name not in outputs)
-    kept = [v for name in outputs for v in graph.output if v.name == name]
-    del graph.output[:]
-    graph.output.extend(kept)
-    onnx.save(model, str(path))
-    return axes
+    for tensor in stored_tensors(model.graph):
+        load_data(tensor, folder)
 
 
-def give_nodes_to_constants(graph: Any) -> None:
-    """Make an ``Identity`` of each output that the exporter folded to a constant, so that it stays a value.
+def load_data(tensor: TensorProto, folder: Path) -> None:
+    """Load one weight from the one place in the file where it lies; a weight that has its data stays as it is.
 
-    The graph's own nodes read the constant as before.
+    onnx's own loader refuses a weights file that has several hard links, as those of cached engines have: they share
+    one copy.
     """
-    folded = {value.name for value in graph.output} & {tensor.name for tensor in graph.initializer}
-    constants = {name: f"{name}:constant" for name in folded}
-    for tensor in graph.initializer:
-        tensor.name = constants.get(tensor.name, tensor.name)
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    length = int(place.get("length", -1))
+    with (folder / place["location"]).open("rb") as stream:
+        stream.seek(int(place.get("offset", 0)))
+        data = stream.read(length)
+    if length >= 0 and len(data) != length:
+        raise ValueError(f"{place['location']} ends inside {tensor.name}: {len(data)} of {length} bytes")
+    tensor.raw_data = data
+    tensor.data_location = TensorProto.DEFAULT
+    del tensor.external_data[:]
+
+
+def with_data(tensor: TensorProto, folder: Path) -> TensorProto:
+    """Return a copy of a weight that holds its data."""
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    load_data(copy, folder)
+    return copy
+
+
+def read_initializer(tensor: TensorProto, folder: Path) -> Any:
+    """Return a weight as a numpy array, read from ``folder`` where it lies beside the graph."""
+    return numpy_helper.to_array(tensor if not tensor.external_data else with_data(tensor, folder))
+
+
+def place_weights(model: onnx.ModelProto, source: Path, target: Path, *, copy: bool = False) -> None:
+    """Put the weights files that a model names into the folder ``target``, beside the file that will hold its graph.
+
+    They are hard links to those in the folder ``source`` where that is possible, so neither may be written to;
+    ``copy`` makes files of their own, for libraries that refuse links. Files that are there stay.
+    """
+    names = {e.value for t in stored_tensors(model.graph) for e in t.external_data if e.key == "location"}
+    for name in sorted(names):
+        if not (target / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copyfile if copy else link_or_copy)(source / name, target / name)
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model; weights beyond what protobuf takes go to ``NAME.data`` beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    large = model.ByteSize() > LARGEST
+    data = path.with_name(f"{path.name}.data")
+    data.unlink(missing_ok=True)  # onnx appends to a file that is there
+    onnx.save_model(model, str(path), save_as_external_data=large, location=data.name if large else None)
+
+
+def stored_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Yield the initializers of a graph and of the graphs inside its nodes."""
+    yield from graph.initializer
     for node in graph.node:
-        node.input[:] = [constants.get(name, name) for name in node.input]
-    for name, constant in sorted(constants.items()):
-        graph.node.insert(0, helper.make_node("Identity", [constant], [name], name=f"{name}:identity"))
+        for inner in subgraphs(node):
+            yield from stored_tensors(inner)
 
 
-def symbol_names(inputs: Iterable[Any], dimensions: Mapping[str, Mapping[int, str]]) -> dict[str, str]:
-    """Map the exporter's symbols (``s15``, ``s15 + s70``) to names, from the inputs whose dimensions are known."""
-    names: dict[str, str] = {}
-    for value in inputs:
-        known = dimensions.get(value.name, {})
-        for i, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.dim_param in names or not dim.dim_param or i not in known:
-                continue
-            # The tokens of a decoder have another length than those of its encoder; the first have the plain name.
-            taken = known[i] == "length" and known[i] in names.values()
-            names[dim.dim_param] = f"{value.name}_{known[i]}" if taken else known[i]
-    lengths = [symbol for symbol, name in names.items() if name == "length"]
-    pasts = [symbol for symbol, name in names.items() if name == "past"]
-    sums = {" + ".join(pair) for p in pasts for n in lengths for pair in ((p, n), (n, p))}
-    return names | dict.fromkeys(sums, "total")
-
-
-def add_outputs(model: onnx.ModelProto, values: Sequence[str]) -> None:
-    """Make values of the graph outputs, after those that are. Raises :class:`SelectorError` for an unknown value."""
-    graph = model.graph
-    known = {v.name: v for v in graph.value_info}
-    present = {v.name for v in graph.output}
-    produced = set(value_names(model))
-    for name in values:
-        if name in present:
-            continue
-        if name not in produced:
-            raise SelectorError(f"{name!r} is no value of the ONNX graph{nearest(name, produced)}")
-        graph.output.append(known.get(name) or onnx.ValueInfoProto(name=name))
-        present.add(name)
-
-
-def value_names(model: onnx.ModelProto) -> list[str]:
-    """Return the names of all values that nodes produce, in topological order."""
-    return [output for node in model.graph.node for output in node.output if output]
-
-
-def input_shapes(path: Path) -> dict[str, tuple[int | str, ...]]:
-    """Return the size of each dimension of a graph's inputs, or its name where it is dynamic."""
-    shapes = {value.name: value.type.tensor_type.shape.dim for value in read_graph(path).graph.input}
-    return {name: tuple(d.dim_param or d.dim_value for d in dims) for name, dims in shapes.items()}
-
-
-def value_axes(model: onnx.ModelProto, name: str) -> tuple[str, ...]:
-    """Return the axis names of a value, or an empty tuple when its shape is not known."""
-    for value in (*model.graph.output, *model.graph.value_info):
-        if value.name == name:
-            return tuple(d.dim_param for d in value.type.tensor_type.shape.dim)
-    return ()
-
-
-def read_initializer(tensor: onnx.TensorProto, directory: Path) -> Any:
-    """Return an initializer's values as a numpy array, from the file beside the graph where they lie outside.
-
-    onnx's own reader refuses files that have several links, as all weights in the cache have.
-    """
-    import numpy as np
-
-    if not tensor.external_data:
-        return numpy_helper.to_array(tensor)
-    where = {entry.key: entry.value for entry in tensor.external_data}
-    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    count = int(np.prod(tensor.dims, dtype=np.int64))
-    offset = int(where.get("offset", 0))
-    return np.fromfile(directory / where["location"], dtype, count, offset=offset).reshape(tuple(tensor.dims))
-
-
-def is_floating(array: Any) -> bool:
-    """Tell whether a numpy array holds floating-point numbers: bfloat16 and fp8, which numpy knows no kind for, too."""
-    return "float" in array.dtype.name
+def subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
+    """Yield the graphs inside a node: branches of an ``If``, the body of a ``Loop`` or ``Scan``."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs

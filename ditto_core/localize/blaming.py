@@ -10,7 +10,7 @@ from ditto_core.compare.blame import Blame, LocalResult
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.graphs.segments import Graph
+    from ditto_core.graphs.graph import Graph
     from ditto_core.sites import Tap
 
 

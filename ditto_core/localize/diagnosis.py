@@ -16,7 +16,7 @@ from ditto_core.localize.local import Capture, Localizer, Valid
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.graphs.segments import Graph
+    from ditto_core.graphs.graph import Graph
     from ditto_core.sites import Tap
 
 EXAMINED = 24
@@ -45,7 +45,7 @@ def evidences(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[Evidenc
 
 
 def evidence_of(localizer: Localizer, item: Blame, tap: Tap, capture: Capture, result: LocalResult) -> Evidence:
-    """Put one site's tensors together; captured tensors are reachable by any of their names."""
+    """Collect one site's tensors; captured tensors are reachable by any of their names."""
     names = {name: t.site for t in localizer.taps for name in (t.site, *t.aliases)}
     captured = {name: capture.actual[site] for name, site in names.items() if site in capture.actual}
     return Evidence(

@@ -11,7 +11,7 @@ from ditto_core.compare.tolerance import by_kernels
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import LocalResult
-    from ditto_core.graphs.segments import Graph
+    from ditto_core.graphs.graph import Graph
     from ditto_core.session import Session
     from ditto_core.sites import Tap
 
@@ -48,7 +48,7 @@ class CoarseKernels:
         return frozenset(
             tap.site
             for tap in self.taps
-            if graph is None or any(op.kind in PRODUCTS for op in graph.segment(tap.value, known).operators)
+            if graph is None or any(op.operator in PRODUCTS for op in graph.segment(tap.value, known).operators)
         )
 
 

@@ -162,7 +162,7 @@ class Valid:
 
 
 def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors on the CPU; those that are there already are not copied."""
+    """Return tensors on the CPU; tensors already there are not copied."""
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 

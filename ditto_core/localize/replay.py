@@ -1,4 +1,4 @@
-"""Teacher-forced replay: the eager model, with every tensor that the engine shows put in the place of its own.
+"""Teacher-forced replay: the eager model, with its tensors replaced by those that the engine exposes.
 
 One forward pass of the real module. At each site the module's own value is handed out, then the engine's value goes on
 in its stead. So what is computed between two sites starts from the engine's own tensors, and the difference at a site
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ditto_core.backends.eager import widened
-from ditto_core.errors import RunError
+from ditto_core.errors import RunError, first_line
 from ditto_core.model import states
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
@@ -30,7 +30,7 @@ OnValue = Callable[[Tap, torch.Tensor], None]
 class Replay:
     """Steps the eager model on an engine's captured tensors.
 
-    The weights are those of the engine's dtype: rounding them is no error of the engine's. ``dtype`` is the dtype of
+    The weights are those of the engine's dtype: rounding them is not the engine's error. ``dtype`` is the dtype of
     the arithmetic: the next higher one for the truth, the engine's own for the noise floor.
     """
 
@@ -62,7 +62,7 @@ class Replay:
             try:
                 outputs = self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
-                raise RunError(f"replay of the engine's tensors failed: {str(error).splitlines()[0]}") from error
+                raise RunError(f"replay of the engine's tensors failed: {first_line(error)}") from error
         forced.finish(outputs)
         self._adopt(captured)
         return outputs

@@ -21,14 +21,13 @@ import torch
 from torch import nn
 
 from ditto_core.errors import BuildError, UsageError
-from ditto_core.graphs import files as onnx_graph
+from ditto_core.graphs.outputs import axes_by_value, finish_export, input_shapes
 from ditto_core.model.export_failure import export_failure, innermost
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
 from ditto_core.sites import Provenance, Tap, final_site, source_line
 
 ONNX_FILE = "model.onnx"
-WEIGHTS_FILE = "model.onnx.data"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
 FORMAT = 2
@@ -58,11 +57,10 @@ class Export:
         sites = {tap.site: tap for tap in taps}
         wanted = [name for name in self.finals if name not in known]
         if not wanted or not self.onnx_path.exists():
-            return tuple(Tap(final_site(name, sites), name) for name in wanted)
-        graph = onnx_graph.read_graph(self.onnx_path)
-        return tuple(
-            Tap(final_site(name, sites), name, axes=head_axis(onnx_graph.value_axes(graph, name))) for name in wanted
-        )
+            tokens = {"logits": (BATCH, LENGTH, "")} if self.decoder else {}
+            return tuple(Tap(final_site(name, sites), name, axes=tokens.get(name, ())) for name in wanted)
+        axes = axes_by_value(self.onnx_path)
+        return tuple(Tap(final_site(name, sites), name, axes=head_axis(axes[name])) for name in wanted)
 
     @property
     def onnx_path(self) -> Path:
@@ -138,11 +136,11 @@ def export(
     assert onnx_program is not None
     decomposed: Any = onnx_program.exported_program
     onnx_program.save(directory / ONNX_FILE, external_data=True)
-    axes = onnx_graph.finish_export(directory / ONNX_FILE, wrapper.traced.outputs, wrapper.dimensions)
+    axes = finish_export(directory / ONNX_FILE, wrapper.traced.outputs, wrapper.dimensions)
     taps = tuple(describe(wrapper, decomposed, names, axes))
     Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
     write_readable(decomposed, directory)
-    shapes = onnx_graph.input_shapes(directory / ONNX_FILE)
+    shapes = input_shapes(directory / ONNX_FILE)
     check_dynamic(model, named, shapes)
     vocabulary = vocab_size(model.module)
     done = Export(directory, model.decoder, tuple(input_names), wrapper.traced.outputs, vocabulary, shapes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ditto_core.errors import ModelError, UsageError, nearest
+from ditto_core.errors import ModelError, UsageError, first_line, nearest
 from ditto_core.model import attention, states
 from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate
 from ditto_core.model.examples import examples_of
@@ -119,7 +119,7 @@ def reason(source: ModelSource, error: Exception) -> str:
     """Return in one line why a model could not be loaded; transformers' own advice is about its own functions."""
     if "trust_remote_code" in str(error) and not source.trust_remote_code:
         return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return first_line(error)
 
 
 @contextmanager

@@ -7,56 +7,65 @@ no kernel of an engine takes part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import torch
 
 from ditto_core.compare.tolerance import EPSILON
-from ditto_core.graphs.files import is_floating, read_initializer
-from ditto_core.graphs.segments import Graph, Operator
+from ditto_core.graphs.files import read_initializer
+from ditto_core.graphs.graph import Graph
+from ditto_core.graphs.nodes import Node
+from ditto_core.graphs.precision import in_numpy, is_floating, set_float_type
 from ditto_core.localize.local import FACTORS
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import Blame
-    from ditto_core.pair.pair import Pair
+    from ditto_core.pair.sessions import Sessions
+    from ditto_core.sites import Tap
+    from ditto_core.spec import EngineSpec
 
 FACTOR = 2.0
 """One operator may add this many times what a site of the dtype may."""
 
 
 class OperatorCheck:
-    """The operators between a blamed site and its inputs, and what each adds."""
+    """The operators between a blamed site and its inputs, and what each adds. ``reader.worst`` is the result."""
 
-    def __init__(self, pair: Pair, blamed: Blame) -> None:
-        self._graph = Graph(pair.workspace.export(pair.spec).graph_path())
-        taps = {tap.site: tap.value for tap in pair.engine_files.taps}
+    def __init__(self, sessions: Sessions, blamed: Blame) -> None:
+        self._path = sessions.export.graph_path()
+        self._graph = Graph.read(self._path)
+        self._spec = sessions.spec
+        taps = {tap.site: tap.value for tap in sessions.built.taps}
         self._value = taps[blamed.site]
-        self.dtype = pair.spec.dtype
         self.step = blamed.step
         segment = self._graph.segment(self._value, set(taps.values()))
         self.operators = segment.operators
-        self.values = [op.value for op in self.operators if op.value != self._value]
+        self.values = [op.outputs[0] for op in self.operators if op.outputs[0] != self._value]
 
     @property
     def only(self) -> str:
         """The operator's description where there is just one."""
         return str(self.operators[-1]) if self.operators else ""
 
-    def blame(self, pair: Pair, run: Callable[[Pair], Any]) -> str:
-        """Run the closer engine; return the operator that adds the most, or an empty string when none does."""
-        names = {tap.value: tap.site for tap in pair.engine_files.taps}
-        reader = Reader(self, {site: name for name, site in names.items()})
-        pair.reader = reader
-        run(pair)
-        return reader.worst
+    @property
+    def spec(self) -> EngineSpec:
+        """What the closer engine is built from: each operator's result is a tap."""
+        return replace(self._spec, outputs=(*self._spec.outputs, *(f"onnx:{value}" for value in self.values)))
+
+    def reader(self, taps: Iterable[Tap]) -> Reader:
+        """Return what measures the operators during a run of the closer engine, by its taps."""
+        return Reader(self, {tap.site: tap.value for tap in taps})
 
     def measure(self, values: Mapping[str, Any]) -> str:
         """Return the first operator, in topological order, whose output is not what it computes from its inputs."""
-        bound = FACTOR * FACTORS[self.dtype] * EPSILON[self.dtype]
+        bound = FACTOR * FACTORS[self._spec.dtype] * EPSILON[self._spec.dtype]
         for operator in self.operators:
-            error = operator_error(operator, values, self._graph)
+            error = operator_error(operator, values, self._graph, self._path.parent)
             if error is not None and not error <= bound:
                 return f"{operator}: {error:.1e}"
         return ""
@@ -70,6 +79,7 @@ class Reader:
         self._values = values
         self._past: dict[str, Any] = {}
         self.worst = ""
+        """The operator that is to blame, empty when none is."""
 
     def start(self) -> None:
         """Begin a new sequence."""
@@ -94,13 +104,13 @@ def as_array(tensor: torch.Tensor) -> Any:
     return (host.float() if host.dtype == torch.bfloat16 else host).numpy()
 
 
-def operator_error(operator: Operator, values: Mapping[str, Any], graph: Graph) -> float | None:
+def operator_error(operator: Node, values: Mapping[str, Any], graph: Graph, folder: Path) -> float | None:
     """Return the rel-L2 of an operator's captured output against its own float64 result; None where it is not known."""
-    actual = values.get(operator.value)
-    feeds = {name: value_of(name, values, graph) for name in operator.node.input if name}
+    actual = values.get(operator.outputs[0])
+    feeds = {name: value_of(name, values, graph, folder) for name in operator.inputs}
     if actual is None or actual.dtype.kind != "f" or any(value is None for value in feeds.values()):
         return None
-    expected = evaluate(operator.node, feeds)
+    expected = evaluate(graph, operator.outputs[0], feeds)
     if expected is None or expected.shape != actual.shape:
         return None
     difference = np.linalg.norm((actual.astype(np.float64) - expected).ravel())
@@ -108,32 +118,25 @@ def operator_error(operator: Operator, values: Mapping[str, Any], graph: Graph) 
     return float(difference / size) if size else float(difference > 0)
 
 
-def value_of(name: str, values: Mapping[str, Any], graph: Graph) -> Any:
+def value_of(name: str, values: Mapping[str, Any], graph: Graph, folder: Path) -> Any:
     """Return a value as float64 (integers as they are): captured, a constant, or computed from constants and shapes."""
     array = values.get(name)
-    if array is None and name in graph.constants:
-        array = read_initializer(graph.constants[name], graph.path.parent)
-    if array is None and (node := graph.producer(name)) is not None:
-        feeds = {source: value_of(source, values, graph) for source in node.input if source}
-        return None if any(value is None for value in feeds.values()) else evaluate(node, feeds, node_output=name)
+    if array is None and name in graph.weights:
+        array = read_initializer(graph.weights[name], folder)
+    if array is None and name in graph.producer:
+        feeds = {source: value_of(source, values, graph, folder) for source in graph.reads[graph.producer[name]]}
+        return None if any(value is None for value in feeds.values()) else evaluate(graph, name, feeds)
     if array is None:
         return None
     return array.astype(np.float64) if is_floating(array) else array
 
 
-def evaluate(node: Any, feeds: Mapping[str, Any], node_output: str = "") -> Any:
-    """Compute one operator in float64; None when the reference implementation cannot."""
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
+def evaluate(graph: Graph, value: str, feeds: Mapping[str, Any]) -> Any:
+    """Compute one operator's value in float64; None when the reference implementation cannot."""
     wide = onnx.NodeProto()
-    wide.CopyFrom(node)
-    for attribute in wide.attribute:
-        narrow = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-        if wide.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
-            attribute.i = onnx.TensorProto.DOUBLE
+    wide.CopyFrom(graph.nodes[graph.producer[value]])
+    set_float_type(wide, onnx.TensorProto.DOUBLE)
     try:
-        outputs = ReferenceEvaluator(wide).run(None, dict(feeds))
+        return in_numpy(wide, feeds)[list(wide.output).index(value)]
     except Exception:  # noqa: BLE001 - the reference implementation raises anything for what it does not support
         return None
-    return outputs[list(node.output).index(node_output) if node_output else 0]

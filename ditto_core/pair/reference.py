@@ -14,7 +14,7 @@ from ditto_core.spec import DTYPE_ALIASES, DTYPES, EngineSpec, parse_dtype
 if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
-    from ditto_core.pair.options import PairOptions
+    from ditto_core.pair.pair_options import PairOptions
 
 
 def open_reference(workspace: Workspace, spec: EngineSpec, engine: Engine, options: PairOptions) -> Session:

@@ -146,7 +146,7 @@ def side(session: Session, fed: Feed, terms: Terms) -> Side:
 
 
 def alone(session: Session, fed: Feed, terms: Terms) -> Side:
-    """Run each row of a feed by itself."""
+    """Run each row of a feed alone."""
     runs: list[Captured] = []
     for row in range(fed.ids.shape[0]):
         one = Feed(fed.ids[row : row + 1], fed.mask[row : row + 1], fed.chunks, fed.label)
@@ -166,7 +166,7 @@ def steps_to(past: int, length: int, profile: ShapeProfile, *, whole: bool = Fal
         starts = (sum(split[:i]) for i in range(len(split)))
         if all(size in profile.length and start in profile.past for size, start in zip(split, starts, strict=True)):
             return split
-    raise UsageError(f"no steps of the profile lead to {length} tokens after {past}: give length a smaller min")
+    raise UsageError(f"the profile has no steps to {length} tokens after {past}; lower the min of length")
 
 
 def relabelled(fed: Feed, label: str) -> Feed:
@@ -198,7 +198,7 @@ def same_length(rows: Ids | Sequence[Ids]) -> list[Ids]:
 
 
 def sizes(profile: ShapeProfile, longest: int = 0) -> list[tuple[int, int, int]]:
-    """Return (batch, length, past): all smallest, all typical, all largest, then each dimension varied by itself."""
+    """Return (batch, length, past): all smallest, all typical, all largest, then one dimension varied at a time."""
     grids = [grid(profile.batch), grid(profile.length), grid(profile.past)]
     typical = tuple(g[1] for g in grids)
     found = [tuple(g[0] for g in grids), typical, tuple(g[2] for g in grids)]

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.compare._record import encode
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import ShapeMismatch, measure
-from ditto_core.compare.result import SiteResult, number
+from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, UNJUDGED, WITHIN, Verdict
@@ -96,7 +97,7 @@ class Relation:
         """Return a JSON-ready dictionary."""
         first = None if self.first is None else asdict(self.first)
         if first is not None:
-            first["verdict"] = {key: number(value) for key, value in first["verdict"].items()}
+            first["verdict"] = {key: encode(value) for key, value in first["verdict"].items()}
         facts = {"name": self.name, "status": self.status, "first": first, "bits": dict(self.bits)}
         return {**facts, "steps": [list(row) for row in self.steps], "comparison": self.comparison.to_json()}
 

@@ -34,7 +34,7 @@ CHECKS: Mapping[str, Check] = {
 class Relations:
     """Checks relations of ``session``.
 
-    ``noise`` is a reference and the same in the session's dtype: their difference on the very tokens is the noise
+    ``noise`` is a reference and its low-precision version: their difference on the same tokens is the noise
     floor. Without it the table of dtypes gives the bounds. ``window``: the model has a sliding window, which counts
     right padding as distance. ``longest``: the model's largest position, ``vocab_size``: how many ids it has; 0: none.
     """
@@ -102,10 +102,10 @@ class Relations:
             raise RunError(f"{name}: {error}") from error
 
 
-def noise_floor(reference: Session, noisy: Session, rows: Sequence[Ids]) -> dict[str, float]:
-    """Return by site the rel-L2 error of ``noisy`` (the reference in the engine's dtype) on one prefill of the rows."""
+def noise_floor(reference: Session, low_precision: Session, rows: Sequence[Ids]) -> dict[str, float]:
+    """Return by site the rel-L2 error of the reference in the engine's dtype, on one prefill of the rows."""
     fed = feed(rows)
-    truth, rounded = capture(reference, fed), capture(noisy, fed)
+    truth, rounded = capture(reference, fed), capture(low_precision, fed)
     both = truth.values.keys() & rounded.values.keys()
     return {s: measure(rounded.values[s], truth.values[s], axes=truth.axes[s]).rel_l2 for s in both}
 

@@ -28,7 +28,7 @@ def overlay(comparison: Comparison, model: Path) -> dict[str, Any]:
 
     The ONNX adapter (``model-explorer-onnx``) calls a graph and its nodes as the file does; tensors cannot be keys,
     since it names them otherwise than Model Explorer looks for. Nodes without a name are left out: the adapter makes
-    one up. Raises :class:`UsageError` when the file is no ONNX, or no node with a name computes what was compared.
+    one up. Raises :class:`UsageError` when the file is not ONNX, or no node with a name computes what was compared.
     """
     graph = load(model, data=False).graph
     worst = worst_by_value(comparison)
@@ -63,8 +63,8 @@ def worst_by_value(comparison: Comparison) -> dict[str, SiteResult]:
 def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
     """Write ``model`` again with each result in the metadata of the node that computes it; return how many nodes.
 
-    External weights are copied beside it, where they are not there yet. Raises :class:`UsageError`
-    when the file is no ONNX, or none of its values is in the comparison, :class:`TraceError` when it cannot be written.
+    External weights are copied beside it, unless they are there already. Raises :class:`UsageError` when the file is
+    not ONNX or holds none of the compared values, :class:`TraceError` when it cannot be written.
     """
     import onnx
 
@@ -80,9 +80,11 @@ def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
         count += bool(found)
     if not count:
         raise stranger(model, len(worst))
+    from ditto_core.graphs.files import place_weights
+
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        move_external(graph, model, path)
+        place_weights(graph, model.parent, path.parent, copy=True)
         onnx.save(graph, str(path))
     return count
 
@@ -121,14 +123,4 @@ def load(path: Path, *, data: bool) -> onnx.ModelProto:
     try:
         return read_model(path) if data else read_graph(path)
     except Exception as error:
-        raise UsageError(f"{path} is no ONNX file: {type(error).__name__}") from error
-
-
-def move_external(model: onnx.ModelProto, old: Path, new: Path) -> None:
-    """Copy the files of external weights beside the new file, unless they are there."""
-    import shutil
-
-    names = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
-    for name in names:
-        if not (new.parent / name).exists():
-            shutil.copyfile(old.parent / name, new.parent / name)
+        raise UsageError(f"{path} is not an ONNX file: {type(error).__name__}") from error

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.errors import UsageError
+from ditto_core.errors import UsageError, first_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def write_figure(comparison: Comparison, path: Path) -> None:
     try:
         made.savefig(path, dpi=200)
     except ValueError as error:
-        raise UsageError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"{path}: {first_line(error)}") from error
 
 
 def draw_depth(axes: Any, comparison: Comparison) -> None:

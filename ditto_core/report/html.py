@@ -38,7 +38,7 @@ def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIM
     """Return the report as a page: a comparison, or several by name (a pytest node id, for instance).
 
     ``folder`` is where the page will lie, from which links lead to dumps and repros (default: the working directory).
-    Scatter plots and worst elements come from the comparison's dump, where there is one. What does not fit into
+    Scatter plots and worst elements come from the comparison's dump, if there is one. What does not fit into
     ``limit`` bytes is left out, details of the least important results first, and the page says so. Raises
     :class:`UsageError` when the extra ``report`` is not installed or there is nothing to report.
     """
@@ -166,7 +166,7 @@ def commands(name: str, run: Comparison) -> list[tuple[str, str]]:
         found.append(("compare the dumped tensors", f"ditto compare {run.dump}/engine {run.dump}/reference"))
     bad = run.first_bad
     if bad is not None and run.localization is None and "::" in name:
-        found.append(("measure what each site adds by itself, and name causes", f"pytest --ditto-localize '{name}'"))
+        found.append(("measure each site's own error, and name causes", f"pytest --ditto-localize '{name}'"))
     if bad is not None and bad.site in run.tap_of and bad.site not in run.repros:
         found.append(("reproduce it without the model, in the test", f'ditto.save_repro("{bad.site}", "repro")'))
     return found

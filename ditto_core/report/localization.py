@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ditto_core.compare.blame import Blame, Cause, Localization
+from ditto_core.compare.blame import Blame, Localization
 
 SHOWN = 10
 """Blamed sites that are listed unless all are asked for."""
@@ -72,8 +72,3 @@ def cause_lines(found: Localization) -> Iterator[str]:
         yield f"cause: {cause.kind} at {cause.site} (confidence {cause.confidence:.0%})"
         yield from (f"  {line}" for line in cause.evidence)
         yield f"  next: {cause.next_step}"
-
-
-def cause_line(cause: Cause) -> str:
-    """Return a cause in one line, for the message of a failed assertion."""
-    return f"cause: {cause}; {cause.next_step}"

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.result import SiteResult
 
-MISSING, WITHIN, WIDENED, HEALED, DIVERGED, NOT_FINITE = range(6)
-"""States of a cell of the heat map; the page's script knows the same numbers."""
+WITHIN, WIDENED, RECOVERED, DIVERGED, NOT_FINITE = range(1, 6)
+"""States of a cell of the heat map, 0: not compared; the page's script knows the same numbers."""
 
-STATES = ("not compared", "within", "explained", "healed", "diverged", "not finite")
+STATES = ("not compared", "within", "explained", "recovered", "diverged", "not finite")
 ELEMENTS = {"max_abs_actual": 9, "max_abs_expected": 9}
 """Digits of what is an element itself: nine tell float32 numbers apart."""
 
@@ -74,7 +74,7 @@ def state(result: SiteResult) -> int:
     if not result.verdict.ok and not result.healed and (m.nan_mismatch or m.inf_mismatch):
         return NOT_FINITE
     if not result.verdict.ok:
-        return HEALED if result.healed else DIVERGED
+        return RECOVERED if result.healed else DIVERGED
     return WIDENED if result.verdict.status == EXPLAINED else WITHIN
 
 

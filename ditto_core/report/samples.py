@@ -49,7 +49,7 @@ class Sample:
 def sample_dump(comparison: Comparison, results: Iterable[SiteResult], points: int) -> Mapping[tuple[int, str], Sample]:
     """Sample up to ``points`` elements of each result's tensors, by step and site.
 
-    Tensors that the dump does not hold are left out; so is everything where there is no dump, or it is damaged.
+    Tensors missing from the dump are left out; without a dump, or with a damaged one, the result is empty.
     """
     found: dict[tuple[int, str], Sample] = {}
     if not comparison.dump or not Path(comparison.dump, "engine").is_dir():

@@ -33,7 +33,7 @@ def from_folder(path: Path) -> Comparison:
     if has_traces(path):
         return at(path, compare_traces(path))
     if (path / "manifest.json").is_file():
-        raise TraceError(f"{path} is one side alone, a report needs two: ditto compare {path} REFERENCE --json FILE")
+        raise TraceError(f"{path} is one side only, a report needs two: ditto compare {path} REFERENCE --json FILE")
     raise TraceError(f"{path} holds no comparison: expected {COMPARISON}, or the traces engine/ and reference/")
 
 
@@ -54,12 +54,14 @@ def read(path: Path) -> Comparison:
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
-        raise TraceError(f"{path} is no JSON: {error}") from error
+        raise TraceError(f"{path} is not JSON: {error}") from error
     except TraceError as error:
         raise TraceError(f"{path}: {error}; expected what ditto compare --json writes") from error
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         problem = f"{type(error).__name__} {error}"
-        raise TraceError(f"{path} is no comparison ({problem}), expected what ditto compare --json writes") from error
+        raise TraceError(
+            f"{path} is not a comparison ({problem}), expected what ditto compare --json writes"
+        ) from error
 
 
 def only(path: Path, data: Any) -> Any:
@@ -72,17 +74,18 @@ def only(path: Path, data: Any) -> Any:
         return data
     if len(runs) > 1:
         names = ", ".join(map(repr, runs))
-        raise TraceError(f"it holds {len(runs)} comparisons, a report is of one: {names}")
+        raise TraceError(f"it holds {len(runs)} comparisons, expected one of: {names}")
     return next(iter(runs.values()))
 
 
 def compare_traces(path: Path) -> Comparison:
     """Compare two traces of a lockstep run."""
     from ditto_core.compare.dumps import compare_dumps
-    from ditto_core.compare.offline import compare_offline
+    from ditto_core.stepping.dumps import compare_offline
     from ditto_core.trace import Trace
 
     engine, reference = (Trace.open(path / side) for side in SIDES)
     found = compare_offline(compare_dumps(path / "engine", path / "reference"))
-    notes = (*found.notes, "the run left no comparison: its traces were compared, without a noise floor")
+    floor = "" if any(r.floor is not None for r in found.results) else ", without a noise floor"
+    notes = (*found.notes, f"the run left no comparison: its traces were compared{floor}")
     return replace(found, engine=engine.info, reference=reference.info, taps=engine.taps, notes=notes)

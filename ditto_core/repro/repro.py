@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ditto_core.backends.base import Arrays, RunsOperators, StoresGraph, get_backend
 from ditto_core.backends.eager import HIGHER
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.tolerance import EPSILON, FACTOR
 from ditto_core.errors import BackendError, SelectorError, UsageError, nearest
-from ditto_core.graphs import cut as onnx_cut
-from ditto_core.graphs.files import read_graph
+from ditto_core.graphs.cut import extract
+from ditto_core.graphs.graph import Graph
 from ditto_core.repro.truth import Truth, array
+from ditto_core.session import ShowsCache
 from ditto_core.stepping.prompts import Sequencer, TokenBatch, valid_elements
 
 if TYPE_CHECKING:
@@ -40,8 +42,6 @@ FACTS_FILE, MODEL_FILE, INPUTS_FILE, OUTPUT_FILE = (
 )
 TEST_FILE = "test_repro.py"
 PACKAGES = ("onnx", "onnxruntime", "numpy", "safetensors", "torch", "transformers")
-RUNNABLE = ("onnxruntime",)
-"""Backends whose operators the written test can run by themselves."""
 
 Tensors = Mapping[str, torch.Tensor]
 Fed = TokenBatch | Tensors
@@ -72,11 +72,6 @@ class Repro:
     def fails(self) -> bool:
         """Tell whether the engine's output is wrong for the engine's own inputs: else the error came from upstream."""
         return not self.rel_l2 <= self.bound
-
-    @property
-    def stands_alone(self) -> bool:
-        """Tell whether the operators by themselves are wrong too: else the engine does otherwise inside its graph."""
-        return self.rerun is not None and not self.rerun <= self.bound
 
 
 @dataclass(frozen=True)
@@ -115,14 +110,14 @@ def save_repro(
     known = {name: array(tensor) for name, tensor in moment.values.items() if name != tap.value}
     actual = array(moment.values[tap.value])
     source = engine_graph(engine, export)
-    graph = onnx_cut.extract(source, tap.value, checked(source, tap, known), actual)
+    graph = extract(source, tap.value, checked(source, tap, known), actual)
     inputs = {value.name: np.ascontiguousarray(known[value.name]) for value in graph.graph.input}
     truth = Truth(model, export, engine, tap, inputs, known)
     expected, origin = truth.expected(HIGHER[engine.spec.dtype])
     noisy, _ = truth.expected(engine.spec.dtype)
     valid = None if moment.mask is None else valid_elements(tap.axes, moment.mask, moment.length)
     floor = max(error(noisy, expected, valid), EPSILON[engine.spec.dtype] / 2)
-    rerun = error(run_alone(graph, inputs, engine), expected, valid) if engine.spec.backend in RUNNABLE else None
+    alone = run_alone(graph, inputs, engine)
     found = Repro(
         directory=folder,
         site=site,
@@ -131,7 +126,7 @@ def save_repro(
         inputs=tuple(inputs),
         expected_from=origin,
         rel_l2=error(actual, expected, valid),
-        rerun=rerun,
+        rerun=None if alone is None else error(alone, expected, valid),
         floor=floor,
         bound=FACTOR * floor,
         size=0,
@@ -175,14 +170,16 @@ def observe(session: Session, engine: Engine, fed: Fed, step: int, tokens: torch
         assert tokens is not None
         sequencer.advance(tokens[:, i])
     inputs = sequencer.inputs()
-    past = {name: tensor.clone() for name, tensor in getattr(session, "past", {}).items()}
+    cache = session.past if isinstance(session, ShowsCache) else {}
+    past = {name: tensor.clone() for name, tensor in cache.items()}
     outputs = session.step(inputs, lambda s, t: seen.__setitem__(value_of[s], t.clone()))
     return Moment({**inputs, **past, **outputs, **seen}, inputs["attention_mask"], inputs["input_ids"].shape[1])
 
 
 def checked(source: Path, tap: Tap, known: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return ``known``, unless the cut needs something else: the cache of a backend that does not show it."""
-    needs = onnx_cut.cut(read_graph(source), tap.value, known.keys()).inputs
+    whole = Graph.read(source)
+    needs, _ = whole.boundary(whole.upstream([tap.value], known))
     lacking = [name for name in needs if name not in known]
     if lacking:
         raise BackendError(
@@ -193,28 +190,22 @@ def checked(source: Path, tap: Tap, known: Mapping[str, Any]) -> Mapping[str, An
 
 def engine_graph(engine: Engine, export: Export) -> Path:
     """Return the ONNX file that the engine computes: its own where it is one, else the export's."""
-    own = engine.directory / "engine.onnx"
-    return own if own.exists() else export.graph_path()
+    backend = get_backend(engine.spec.backend)
+    return backend.graph_file(engine.directory) if isinstance(backend, StoresGraph) else export.graph_path()
 
 
-def run_alone(graph: Any, inputs: Mapping[str, npt.NDArray[Any]], engine: Engine) -> npt.NDArray[Any]:
-    """Run the operators by themselves as the written test does."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level(engine)}")
-    session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    result: npt.NDArray[Any] = session.run(None, dict(inputs))[0]
-    return result
+def run_alone(graph: Any, inputs: Arrays, engine: Engine) -> npt.NDArray[Any] | None:
+    """Run the operators by themselves as the written test does; None where the backend cannot."""
+    backend = get_backend(engine.spec.backend)
+    if not isinstance(backend, RunsOperators):
+        return None
+    return backend.run_operators(engine.spec, graph.SerializeToString(), inputs)
 
 
-def level(engine: Engine) -> str:
-    """Return ONNX Runtime's name of the engine's optimization level."""
-    from ditto_core.backends.onnxruntime import LEVELS
-
-    return LEVELS[engine.spec.option("level", "all")]
+def operators_test(engine: Engine) -> str:
+    """Return the test that runs the operators by themselves; empty where the backend cannot."""
+    backend = get_backend(engine.spec.backend)
+    return backend.operators_test(engine.spec) if isinstance(backend, RunsOperators) else ""
 
 
 def error(actual: npt.NDArray[Any], expected: npt.NDArray[Any], valid: torch.Tensor | None) -> float:
@@ -243,14 +234,12 @@ def write(
         "rule": f"{FACTOR:g} x noise floor {found.floor:.1e}",
         "model": engine.spec.model.label,
         "engine": f"{engine.spec.backend} {engine.spec.dtype}",
-        "level": level(engine) if engine.spec.backend in RUNNABLE else None,
         "versions": {**versions(), **engine.versions},
     }
     facts = {name: value for name, value in facts.items() if value is not None}
     (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1, default=str) + "\n")
     text = (files("ditto_core.repro") / "test.py.txt").read_text().format(**facts)
-    alone = (files("ditto_core.repro") / "run.py.txt").read_text() if engine.spec.backend in RUNNABLE else ""
-    (folder / TEST_FILE).write_text(text + alone)
+    (folder / TEST_FILE).write_text(text + operators_test(engine))
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     return Repro(**{**found.__dict__, "size": size})
 

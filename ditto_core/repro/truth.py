@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from onnx import TensorProto
 
 from ditto_core.backends.eager import widened
-from ditto_core.graphs import cut as onnx_cut
+from ditto_core.graphs import precision
+from ditto_core.graphs.cut import extract
 from ditto_core.model.loading import cast_module
 from ditto_core.system.ieee import exact_float32
 
@@ -40,9 +42,11 @@ class Truth:
         if module is not None:
             with suppress(TypeError, AttributeError):  # it takes more than its first input: the operators will tell
                 return self.by_module(module, dtype), f"eager {type(module).__name__} in {dtype}"
-        graph = onnx_cut.extract(self.export.graph_path(), self.tap.value, self.known, next(iter(self.inputs.values())))
-        wide = onnx_cut.widen(graph) if dtype != self.engine.spec.dtype else graph
-        result = onnx_cut.evaluate(wide, self.known)
+        graph = extract(self.export.graph_path(), self.tap.value, self.known, next(iter(self.inputs.values())))
+        if dtype != self.engine.spec.dtype:
+            graph = precision.widened(graph, TensorProto.DOUBLE)
+        types = {value.name: value for value in graph.graph.input}
+        (result,) = precision.in_numpy(graph, precision.fitted({name: self.known[name] for name in types}, types))
         return result, f"the export's operators by ONNX's reference implementation in {result.dtype}"
 
     def module(self) -> torch.nn.Module | None:

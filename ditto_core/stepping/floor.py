@@ -11,6 +11,9 @@ from ditto_core.system.atomic import write_atomic
 Floor = dict[str, dict[int, float]]
 """Noise floor: the reference's own rel-L2 error in the engine's dtype, by site and step."""
 
+BESIDE_TRACES = "floor.json"
+"""File in a run's folder, beside the traces of its two sides."""
+
 
 def read_floor(path: Path) -> Floor | None:
     """Read a noise floor; None when there is none, or it cannot be read."""

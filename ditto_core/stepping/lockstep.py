@@ -18,7 +18,7 @@ from ditto_core.compare.tokens import Flip
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.session import Session, TapSink
 from ditto_core.sites import final_site
-from ditto_core.stepping.comparer import Comparer, Findings
+from ditto_core.stepping.comparer import Comparer, Measured
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.prompts import Sequencer, TokenBatch, greedy
 
@@ -52,14 +52,14 @@ class TapReader(Protocol):
 
 @dataclass
 class Sides:
-    """The sessions of a run. ``noisy`` is the reference in the engine's dtype (measures the noise floor); ``plain`` is
-    the engine without taps (observer check). The recorders write the engine's and the reference's traces; ``localizer``
-    measures local errors."""
+    """The sessions of a run. ``low_precision`` is the reference in the engine's dtype (measures the noise floor);
+    ``untapped`` is the engine without taps (observer check). The recorders write the engine's and the reference's
+    traces; ``localizer`` measures local errors."""
 
     engine: Session
     reference: Session
-    noisy: Session | None = None
-    plain: Session | None = None
+    low_precision: Session | None = None
+    untapped: Session | None = None
     engine_recorder: Recorder | None = None
     reference_recorder: Recorder | None = None
     localizer: TapReader | None = None
@@ -68,7 +68,7 @@ class Sides:
         """Begin a new sequence on every side."""
         if self.localizer is not None:
             self.localizer.start()
-        for session in (self.engine, self.reference, self.noisy, self.plain):
+        for session in (self.engine, self.reference, self.low_precision, self.untapped):
             if session is not None:
                 session.start(rows)
 
@@ -87,10 +87,10 @@ def lockstep(
     """Run ``steps`` forward passes (a prefill, then decoding) on both sides and compare every tap of each.
 
     ``forced``: both sides get the reference's greedy token. Otherwise each gets its own, and the run ends where they
-    part. ``floor`` is a noise floor measured earlier; without one, ``sides.noisy`` measures it on the way. Returns the
-    comparison and the floor. Memory holds one step's taps of the engine and one tensor of the reference.
+    part. ``floor`` is a noise floor measured earlier; without one, ``sides.low_precision`` measures it on the way.
+    Returns the comparison and the floor. Memory holds one step's taps of the engine and one tensor of the reference.
     """
-    found = Findings(floor=floor or {})
+    found = Measured(floor=floor or {})
     tolerance = tolerance or Tolerance()
     sides.start(batch.rows)
     engine_side, reference_side = Sequencer(batch), Sequencer(batch)
@@ -117,7 +117,7 @@ def single_step(
     sides: Sides, inputs: Mapping[str, torch.Tensor], *, tolerance: Tolerance | None = None, floor: Floor | None = None
 ) -> tuple[Comparison, Floor]:
     """Compare one forward pass of a model without a KV cache; final outputs are compared as sites of their own."""
-    found = Findings(floor=floor or {})
+    found = Measured(floor=floor or {})
     sides.start(next((t.shape[0] for t in inputs.values() if t.ndim), 1))
     tolerance = tolerance or Tolerance()
     run_step(sides, 0, inputs, inputs, found, tolerance, generated=False)
@@ -129,7 +129,7 @@ def run_step(
     step: int,
     engine_inputs: Mapping[str, torch.Tensor],
     reference_inputs: Mapping[str, torch.Tensor],
-    found: Findings,
+    found: Measured,
     tolerance: Tolerance,
     *,
     generated: bool,
@@ -141,12 +141,12 @@ def run_step(
     if sides.localizer is not None:
         finals = {final_site(name, comparer.by_site): tensor for name, tensor in ours.items()}
         sides.localizer.take(step, engine_inputs, {**finals, **comparer.engine})
-    if sides.noisy is not None:
-        comparer.noisy_outputs = sides.noisy.step(reference_inputs, comparer.take_noisy)
+    if sides.low_precision is not None:
+        comparer.noisy_outputs = sides.low_precision.step(reference_inputs, comparer.take_noisy)
     theirs = recorded(sides.reference, reference_inputs, sides.reference_recorder, comparer.take_reference, generated)
     comparer.finish(ours, theirs)
-    if sides.plain is not None:
-        observe(found, step, ours, sides.plain.step(engine_inputs, lambda site, tensor: None))
+    if sides.untapped is not None:
+        observe(found, step, ours, sides.untapped.step(engine_inputs, lambda site, tensor: None))
     return ours, theirs
 
 
@@ -168,16 +168,18 @@ def recorded(
     return outputs
 
 
-def observe(found: Findings, step: int, tapped: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]) -> None:
-    """Keep the largest difference between the tapped and the plain engine's final outputs; NaN in both is none."""
-    for name, expected in plain.items():
+def observe(
+    found: Measured, step: int, tapped: Mapping[str, torch.Tensor], untapped: Mapping[str, torch.Tensor]
+) -> None:
+    """Keep the largest difference between the tapped and the untapped engine's final outputs; NaN in both is none."""
+    for name, expected in untapped.items():
         effect = ObserverEffect(measure(tapped[name], expected, equal_nan=True).rel_l2, step, name)
         if found.observer is None or effect.rel_l2 > found.observer.rel_l2:
             found.observer = effect
 
 
 def token_results(
-    found: Findings, batch: TokenBatch, decode: Callable[[list[int]], str] | None
+    found: Measured, batch: TokenBatch, decode: Callable[[list[int]], str] | None
 ) -> tuple[TokenResult, ...]:
     """Collect the generated tokens row by row, with the steps at which the reference nearly tied."""
     decode = decode or (lambda ids: "")
@@ -191,7 +193,7 @@ def token_results(
     return tuple(rows)
 
 
-def tied(found: Findings, step: int, flip: Flip) -> bool:
+def tied(found: Measured, step: int, flip: Flip) -> bool:
     """Tell whether a flip says nothing: the reference's gap is within rounding, or within its own noise.
 
     The noise floor gives the usual error of one logit; the difference of two has sqrt(2) of it, and four times that
@@ -206,7 +208,7 @@ def tied(found: Findings, step: int, flip: Flip) -> bool:
     return flip.gap <= 4 * math.sqrt(2) * final.floor * size
 
 
-def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[TokenResult, ...]) -> Comparison:
+def conclude(sides: Sides, found: Measured, tolerance: Tolerance, tokens: tuple[TokenResult, ...]) -> Comparison:
     """Judge what was found."""
     taps = sides.engine.taps
     info = sides.engine.info
@@ -219,7 +221,7 @@ def conclude(sides: Sides, found: Findings, tolerance: Tolerance, tokens: tuple[
         tokens=tokens,
         logits=tuple(found.logits),
         observer=found.observer,
-        missing=unjudged(info.dtype, results, found.logits) | found.missing,
+        missing=unjudged(info.judged_as, results, found.logits) | found.missing,
         taps=taps,
         notes=(*found.notes, *tolerance.idle(r.step for r in results)),
     )

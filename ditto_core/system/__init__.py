@@ -1,1 +1,1 @@
-"""What the operating system, the GPU driver and the process give us: files, child processes, fingerprints, receipts."""
+"""Services of the operating system, the driver and the process: files, child processes, fingerprints, build info."""

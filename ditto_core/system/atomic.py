@@ -13,8 +13,8 @@ from pathlib import Path
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file (text in UTF-8) beside its place and move it there. Raises ``OSError`` as ``open`` does.
 
-    A link keeps pointing where it does, and a file keeps its mode. What is no regular file (a pipe) is written to
-    directly, and so is ``/dev/stdout``, also where it leads to a file.
+    A link keeps pointing where it does, and a file keeps its mode. Anything that is not a regular file (a pipe) is
+    written to directly, and so is ``/dev/stdout``, also where it leads to a file.
     """
     data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from ditto_core.errors import DittoError, TraceError
+from ditto_core.errors import DittoError, TraceError, first_line
 from ditto_core.system.atomic import temporary_name
 
 _BLOCK = 1 << 20
@@ -71,13 +71,6 @@ def reading(path: Path, what: str = "") -> Iterator[None]:
         raise TraceError(f"{place} is missing") from None
     except Exception as error:
         raise TraceError(f"{place} cannot be read: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, or its class when it has none."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return f"no key {text}" if isinstance(error, KeyError) else text
 
 
 @contextlib.contextmanager

@@ -65,11 +65,11 @@ def check_device(name: str) -> None:
         seen = os.environ.get(VISIBLE)
         why = "" if seen is None else f"; {VISIBLE} is {seen!r} (each of several processes gets one GPU: say cuda)"
         count = torch.cuda.device_count()
-        raise UsageError(f"device {name!r} is not there: torch finds {count} GPUs, from cuda:0 on{why}")
+        raise UsageError(f"device {name!r} does not exist: torch finds {count} GPUs, from cuda:0 on{why}")
 
 
 def driver_library() -> Any:
-    """Return ``libcuda`` after ``cuInit``, or None where there is no usable driver."""
+    """Return ``libcuda`` after ``cuInit``, or None without a usable driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:

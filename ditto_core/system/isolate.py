@@ -72,7 +72,7 @@ def _run(arguments: list[str], env: Mapping[str, str], timeout: float | None, lo
             return _cause(child.wait(timeout))
         except subprocess.TimeoutExpired:
             return f"still running after {timeout:g} s (hang?), killed"
-        finally:  # also on Ctrl-C: the child sits in a session of its own and does not get the signal
+        finally:  # also on Ctrl-C: the child has its own process session and does not get the signal
             _kill(child)
 
 

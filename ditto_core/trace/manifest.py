@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ditto_core.errors import TraceError
+from ditto_core.errors import TraceError, first_line
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.system.files import first_line
 from ditto_core.version import __version__
 
 FORMAT = "ditto-trace"
@@ -116,7 +115,7 @@ class Manifest:
         except FileNotFoundError:
             raise TraceError(f"{directory} is not a trace: it has no {MANIFEST}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TraceError(f"{path} is damaged or is no manifest of a trace: {first_line(error)}") from error
+            raise TraceError(f"{path} is damaged, or is not the manifest of a trace: {first_line(error)}") from error
         if version != SCHEMA_VERSION:
             raise TraceError(f"{path} has schema version {version}, this version reads {SCHEMA_VERSION}")
         try:

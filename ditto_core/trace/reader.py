@@ -61,7 +61,7 @@ class Trace:
     def open(cls, directory: Path | str, *, verify: bool = True) -> Trace:
         """Read the manifest of a trace. With ``verify``, a step's SHA-256 is checked when the step is first opened.
 
-        Raises :class:`TraceError` when ``directory`` is no trace, or its manifest is damaged or of a newer version.
+        Raises :class:`TraceError` when ``directory`` is not a trace, or its manifest is damaged or of a newer version.
         """
         return cls(Path(directory), Manifest.load(Path(directory)), verify=verify)
 
@@ -114,7 +114,7 @@ def check_step(path: Path, meta: StepMeta) -> None:
         raise TraceError(f"{path} is damaged: it has {size} bytes, the manifest says {meta.bytes}")
     expected = {t.key: (t.dtype, list(t.shape)) for t in meta.tensors}
     with reading(path), mapped.opened(path) as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
         found = {k: (_DTYPES.get(s.get_dtype(), s.get_dtype()), list(s.get_shape())) for k, s in slices.items()}
     for key in [*expected, *found]:
         if expected.get(key) != found.get(key):

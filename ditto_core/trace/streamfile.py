@@ -75,7 +75,7 @@ class SafetensorsStream:
         """Write the header: only now is the file valid."""
         header = json.dumps(self._entries).encode()
         if len(header) > self._room:
-            raise TraceError(f"{self._path.name} needs a header of {len(header)} bytes, reserved were {self._room}")
+            raise TraceError(f"{self._path.name} needs a header of {len(header)} bytes, reserved are {self._room}")
         with self._file as file:
             file.truncate(_PREFIX + self._room + self._offset)
             file.seek(0)

@@ -46,12 +46,12 @@ class Extent:
 
     @property
     def mean(self) -> float:
-        """Mean of the finite values; NaN where there is none."""
+        """Mean of the finite values; NaN if there are none."""
         return self.total / self.finite if self.finite else math.nan
 
     @property
     def rms(self) -> float:
-        """Root of the mean square of the finite values; NaN where there is none."""
+        """Root mean square of the finite values; NaN if there are none."""
         return math.sqrt(self.squares / self.finite) if self.finite else math.nan
 
 

@@ -152,7 +152,7 @@ class StepWriter:
         self.finished = True
 
     def publish(self) -> StepMeta:
-        """Give the files their names, and return what the manifest says of them. Raises ``OSError``."""
+        """Rename the files to their final names, and return their manifest entries. Raises ``OSError``."""
         self._stream.close()
         sha256, size = digest(self._temporary), self._temporary.stat().st_size
         replace_text(self.text_path, self._summary())

@@ -63,13 +63,13 @@ def test_overview_has_verdict_sides_versions_tolerance_and_observer_check(view, 
     tolerance = facts(view, "Tolerance")
     assert "4 x noise floor" in tolerance["factor"]
     said = "none, the engine without taps gives the same outputs" if name in DUMPED else "not measured"
-    assert said in tolerance["watching"]
+    assert said in tolerance["observer effect"]
 
 
 def test_overview_counts_every_result(view, run):
     counted = facts(view, "Compared")
     assert f" {len(run.sites)}" in counted["sites"].replace("\n", " ")
-    kinds = ("within", "explained", "healed", "diverged", "not finite")
+    kinds = ("within", "explained", "recovered", "diverged", "not finite")
     assert sum(int(counted[kind].split()[-1]) for kind in kinds if kind in counted) == len(run.results)
 
 

@@ -19,7 +19,6 @@ from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec
 from ditto_core.stepping.prompts import Sequencer, encode, greedy
-from pytest_ditto.relations import relations_of
 from tests.faults import scale_weight
 from tests.models import DECODERS, bert, conv_net
 
@@ -171,11 +170,11 @@ def test_unfused_taps_change_nothing_and_those_with_a_name_are_right(workspace):
     expected = [logits.clone() for logits in steps(plain, PROMPTS, 4)]
     plain.close()
     pair = Pair(workspace, spec_of(DECODERS["llama"], taps="unfused"), PairOptions(device="cuda", observer=False))
-    actual = steps(pair.engine, PROMPTS, 4)
+    actual = steps(pair.sessions.engine, PROMPTS, 4)
     for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
     run = pair.generate(PROMPTS, max_new_tokens=4)
-    delivered, named = (int(word) for word in pair.engine.info.facts["unfused"].split() if word.isdigit())
+    delivered, named = (int(word) for word in pair.sessions.engine.info.facts["unfused"].split() if word.isdigit())
     assert delivered >= named > 5
     assert not [result for result in run.results if not result.ok]
     pair.close()
@@ -198,8 +197,7 @@ def test_a_fault_in_the_onnx_is_found_at_its_site(workspace, tmp_path):
     scale_weight(faulty.onnx_path, "model.layers.1.mlp.down_proj", 1.25)
     (tmp_path / "engine").mkdir()
     engine = replace(build_into(spec, faulty, tmp_path / "engine"), spec=spec)
-    pair = Pair(workspace, spec, PairOptions(device="cuda", observer=False))
-    pair.__dict__["engine_files"] = engine
+    pair = Pair(workspace, spec, PairOptions(device="cuda", observer=False), engine)
     run = pair.generate(PROMPTS, max_new_tokens=3)
     assert not run
     assert run.first_bad is not None
@@ -231,7 +229,7 @@ def test_local_errors_are_measured_on_the_engines_own_tensors(workspace, tmp_pat
 def test_relations_hold_wherever_the_reference_is(workspace, device):
     spec = spec_of(DECODERS["llama"], "bfloat16", "model.layers.*")
     pair = Pair(workspace, spec, PairOptions(device=device, observer=False))
-    relations = relations_of(pair)
+    relations = pair.relations()
     relations.assert_hold(PROMPTS[0], "prefill_equals_steps", "left_padding", "row_in_batch", "warm_cache")
     relations.assert_shapes(PROMPTS[0])
     pair.close()

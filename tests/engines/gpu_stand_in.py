@@ -26,9 +26,10 @@ from ditto_core.backends.tensorrt.manifest import EngineManifest
 from ditto_core.backends.tensorrt.runtime import Loaded
 from ditto_core.backends.tensorrt.session import TensorRTSession, make_binder
 from ditto_core.debug.evaluate import widen
-from ditto_core.debug.graph import Graph
 from ditto_core.engines.workspace import Workspace
-from ditto_core.graphs.files import add_outputs, read_model
+from ditto_core.graphs.files import read_model
+from ditto_core.graphs.graph import Graph
+from ditto_core.graphs.outputs import add_outputs
 from tests.engines.tensorrt_stand_in import StandInContext, StandInEngine, StandInStreams
 from tests.faults import Edit
 
@@ -175,9 +176,9 @@ def gpu_stand_in(workspace: Workspace, fault: Any = None) -> Iterator[TensorRTOn
     real = base.get_backend
     overwritten = torch.__future__.get_overwrite_module_params_on_conversion()
     with pytest.MonkeyPatch.context() as patch, GpuStandIn():
-        for module in ("engine", "workspace", "backends.base"):
+        for module in ("engines.engine", "engines.workspace", "backends.base"):
             patch.setattr(f"ditto_core.{module}.get_backend", lambda n: backend if n == "tensorrt" else real(n))
-        for module in ("sessions", "gates.job"):
+        for module in ("pair.sessions", "gates.job"):
             patch.setattr(f"ditto_core.{module}.check_device", lambda name: None)
         patch.setattr("ditto_core.backends.eager.device_name", lambda device: f"stand-in for {device.type}")
         torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -19,7 +19,8 @@ import torch
 
 from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.backends.tensorrt.runtime import Loaded
-from ditto_core.graphs.files import add_outputs, read_graph
+from ditto_core.graphs.files import read_graph
+from ditto_core.graphs.outputs import add_outputs
 
 
 class StandInEngine:

@@ -9,8 +9,8 @@ import pytest
 
 from ditto_core.causes import KINDS, RULES, Kind
 from ditto_core.localize import EVERYTHING
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace
 from tests.faults.case import ALONE, NORM, PROBS, TABLE, Case

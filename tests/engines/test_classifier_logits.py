@@ -5,7 +5,7 @@ import torch
 
 from ditto_core import EngineSpec, Pair
 from ditto_core.compare.tolerance import Tolerance
-from ditto_core.pair.options import PairOptions
+from ditto_core.pair.pair_options import PairOptions
 
 CLASSES = 5
 
@@ -59,8 +59,8 @@ def unnamed():
 def test_the_divergence_of_a_quantized_classifier_is_over_its_classes(workspace, factory):
     pair = Pair(workspace, EngineSpec.of(factory, options={"quantize": "int8"}))
     run = pair.run()
-    pair.engine.start(2)
-    ours = pair.engine.step(dict(factory()[1]), lambda site, tensor: None)["logits"].double().log_softmax(-1)
+    pair.sessions.engine.start(2)
+    ours = pair.sessions.engine.step(dict(factory()[1]), lambda site, tensor: None)["logits"].double().log_softmax(-1)
     module, inputs = factory()
     with torch.no_grad():
         theirs = module.double()(inputs["x"].double())["logits"].log_softmax(-1)

@@ -14,13 +14,13 @@ import torch
 from ditto_core.backends.packing import new_tokens
 from ditto_core.backends.trtllm.names import name_map
 from ditto_core.compare.dumps import compare_dumps
-from ditto_core.compare.offline import compare_offline
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.dumps.namemap import NameMap
 from ditto_core.errors import RunError, TraceError, UsageError
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
+from ditto_core.stepping.dumps import compare_offline
 from ditto_core.trace import Trace
 from tests.models import conv_net, llama
 

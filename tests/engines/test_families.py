@@ -26,7 +26,7 @@ def test_every_tap_of_every_step_of_a_left_padded_batch_is_within_the_noise_floo
     run.assert_same_tokens()
     assert run.steps == 12
     assert not run.missing
-    assert len(run.sites) == len({tap.value for tap in pair.engine.taps}) >= 40
+    assert len(run.sites) == len({tap.value for tap in pair.sessions.engine.taps}) >= 40
     assert all(result.floor is not None for result in run)
     assert run.observer is not None
 
@@ -38,8 +38,8 @@ def test_the_perplexity_of_the_prompts_is_what_transformers_says(pair, workspace
     counts = [len(prompt) - 1 for prompt in PROMPTS]
     mean = sum(float(loss) * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
     assert run.logits[0].perplexity_expected == pytest.approx(math.exp(mean), rel=1e-4)
-    assert run.logits[0].perplexity_ratio == pytest.approx(1, rel=1e-4)
-    assert run.logits[1].perplexity_ratio is None
+    assert run.logits[0].perplexity_actual == pytest.approx(run.logits[0].perplexity_expected, rel=1e-4)
+    assert (run.logits[1].perplexity_actual, run.logits[1].perplexity_expected) == (None, None)
 
 
 def test_nearly_every_single_output_module_is_one_engine_tensor_and_the_rest_are_listed(pair, workspace):

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from ditto_core.errors import UsageError
 from ditto_core.fuzz import Corpus, Fuzzer, Limits, compare
 from ditto_core.model.loading import tiny_decoder
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 
 LIMITS = Limits(rows=2, length=12, steps=1)
@@ -94,7 +94,7 @@ def test_a_healthy_engine_is_searched_until_the_deadline_and_rounds_go_on_with_t
     assert (second.state.rounds, second.state.tried) == (first.state.rounds, first.state.tried)
     assert second.state.hardest[0][0] == pytest.approx(outcome.margin)
     assert Corpus(tmp_path, 4, "toy").state.rounds == 0
-    with pytest.raises(UsageError, match="is of toy, this is other"):
+    with pytest.raises(UsageError, match=r"corpus.* toy.* other.* --corpus"):
         Corpus(tmp_path, 3, "other")
 
 
@@ -149,10 +149,10 @@ def test_the_command_exits_with_0_1_or_2(model_directory, shared_cache_dir, tmp_
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("fuzz.json", "{", "is no JSON"),
-        ("fuzz.json", '{"identity": "toy"}', "is no file of a corpus"),
-        ("failure.json", '{"rows": 5}', "is no file of a corpus"),
-        ("failure.json", "[]", "is no file of a corpus"),
+        ("fuzz.json", "{", ".*JSON"),
+        ("fuzz.json", '{"identity": "toy"}', ".*corpus"),
+        ("failure.json", '{"rows": 5}', ".*corpus"),
+        ("failure.json", "[]", ".*corpus"),
     ],
 )
 def test_a_damaged_corpus_is_an_error_that_names_the_file(tmp_path, name, content, message):

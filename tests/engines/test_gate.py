@@ -16,7 +16,8 @@ import torch
 from ditto_core.engines.workers import local_processes
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import RunError, UsageError
-from ditto_core.gates import Baseline, Sample, Shard, Suite, merge, run_gate
+from ditto_core.gates import Baseline, Gate, Sample, Shard, Suite, merge, run_gate
+from ditto_core.gates.gate import floor_dtype
 from ditto_core.gates.scoring import Scorer
 from ditto_core.model.checkpoint import Language
 from ditto_core.model.loading import tiny_decoder
@@ -46,11 +47,33 @@ def test_the_same_precision_passes_with_every_metric_measured(whole):
         "kl_p99",
         "top1_disagreement",
         "greedy_disagreement",
+        "worst_sample",
     ]
     found = {v.metric: v for v in whole.verdicts}
     assert found["perplexity_ratio"].estimate == pytest.approx(1, abs=1e-6)
     assert found["kl_mean"].estimate < 1e-9
     assert found["accuracy_drop"].n == 8
+
+
+def test_a_reference_in_the_engines_dtype_is_measured_against_the_next_higher_one(whole):
+    assert whole.identity.floor == "float64"
+    assert all(r.floor is not None and len(r.floor_kl) == len(r.kl) for r in whole.records)
+    assert 0 < max(max(r.floor_kl) for r in whole.records) < 1e-9
+
+
+@pytest.mark.parametrize(("dtype", "reference", "floor"), [
+    ("float16", "eager", "float16"), ("bfloat16", "eager:float32", "bfloat16"), ("float32", "eager", "float32"),
+    ("float16", "onnxruntime:float32", "float16"), ("float16", "eager:float16", "float32"),
+])  # fmt: skip
+def test_the_floor_is_the_eager_model_in_the_engines_dtype(dtype, reference, floor):
+    gate = tiny_gate(reference=reference)
+    assert floor_dtype(Gate(replace(gate.spec, dtype=dtype), gate.suite, reference)) == floor
+
+
+def test_a_baseline_without_the_error_of_the_engines_dtype_is_refused(workspace, whole):
+    stale = replace(Baseline.of(whole), identity=replace(whole.identity, floor="bfloat16"))
+    with pytest.raises(UsageError, match="error in bfloat16, expected float64"):
+        run_gate(tiny_gate(), workspace, baseline=stale)
 
 
 def test_int8_is_found_to_differ_from_float32(workspace):

@@ -8,8 +8,8 @@ from ditto_core.compare.rules import load_tolerance, write_rules
 from ditto_core.errors import UsageError
 from ditto_core.gates import Sample, Suite
 from ditto_core.gates.calibration import Calibration, calibrate_suite
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from tests.gate_suites import tiny_gate, tiny_suite
 from tests.models import llama

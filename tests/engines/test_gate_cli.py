@@ -134,6 +134,19 @@ def test_tolerances_are_measured_over_the_suite_of_a_gate(command, tmp_path):
     assert [rule.selector for rule in load_tolerance(rules).rules] == ["logits", "lm_head"]
 
 
+def test_a_result_is_held_against_the_projects_own_table(command, project, tmp_path):
+    path = tmp_path / "gate.json"
+    command("gate", "run", "nightly", "--limit", "kl_mean=9", "--samples", "9", "--output", path)
+    believed = command("gate", "check", path)
+    held = command("gate", "check", "nightly", path)
+    assert held.returncode == 1
+    assert "its suite is" in held.stderr
+    assert "its suite is" not in believed.stderr
+    command("gate", "run", "nightly", "--limit", "kl_mean=9", "--output", path)
+    other = command("gate", "check", "nightly", path)
+    assert (other.returncode, "its limits is" in other.stderr) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -148,6 +161,7 @@ def test_tolerances_are_measured_over_the_suite_of_a_gate(command, tmp_path):
         (["run", "nightly", "--jobs", "2", "--cluster", "tcp://x:1"], "exclude each other"),
         (["run", "nightly", "--update-baseline"], "needs --baseline FILE"),
         (["check", "pyproject.toml"], "is no gate result"),
+        (["check", "nightly", "pyproject.toml", "x"], "got 3 arguments"),
         (["check", "nowhere.json"], "is no gate result (No such file or directory)"),
     ],
 )

@@ -18,11 +18,10 @@ from ditto_core.fuzz import Corpus, Fuzzer, Limits
 from ditto_core.gates import Baseline, Gate, Policy, run_gate
 from ditto_core.gates.calibration import Calibration, calibrate_suite
 from ditto_core.model.loading import load_model
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.stepping.prompts import Sequencer, encode
-from pytest_ditto.relations import relations_of
 from tests.engines.gpu_stand_in import OnGpuStandIn, gpu_stand_in
 from tests.faults import graph, weights
 from tests.gate_suites import tiny_suite
@@ -107,7 +106,7 @@ def test_the_operator_inside_the_blamed_site_is_named(workspace, dtype):
 @pytest.mark.parametrize(("dtype", "device"), SIDES)
 def test_relations_hold(workspace, dtype, device):
     with pair_on_gpu(workspace, spec_of(dtype=dtype), device=device, observer=False) as pair:
-        relations = relations_of(pair)
+        relations = pair.relations()
         relations.assert_hold(PROMPTS[0])
         relations.assert_shapes(PROMPTS[0])
 
@@ -150,7 +149,7 @@ def test_inputs_may_lie_on_either_side(workspace, source, where, device, tmp_pat
     with pair_on_gpu(workspace, spec, device=device, dump=tmp_path / "dump") as pair:
         inputs = {n: t.to(where) for n, t in workspace.model(spec.model).examples.items()}
         pair.run(inputs, localize=True).assert_close()
-        pair.save_repro(pair.engine.taps[-1].site, tmp_path / "repro")
+        pair.save_repro(pair.sessions.engine.taps[-1].site, tmp_path / "repro")
     with pair_on_gpu(workspace, spec, reference=str(tmp_path / "dump" / "reference"), name_map={}) as pair:
         pair.run(inputs).assert_close()
 

@@ -13,9 +13,9 @@ from ditto_core.compare.blame import Localization
 from ditto_core.localize import EVERYTHING, Localizer, conclude
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.operators import as_array
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
-from ditto_core.report.localization import cause_line, localization_text
+from ditto_core.pair.pair_options import PairOptions
+from ditto_core.report.localization import localization_text
 from ditto_core.session import KernelProperty
 from ditto_core.spec import EngineSpec
 from ditto_core.stepping.prompts import Sequencer
@@ -129,7 +129,7 @@ def test_a_localization_survives_json_and_reads_as_text(workspace, tmp_path):
     text = localization_text(again)
     assert text.startswith(f"blame {DOWN}: local error ")
     assert f"cause: weights not finite at {DOWN} (confidence 97%)" in text
-    assert cause_line(again.cause).startswith(f"cause: weights not finite at {DOWN}: 1 of 64 output channels")
+    assert str(again.cause).startswith(f"weights not finite at {DOWN}: 1 of 64 output channels")
 
 
 def tf32_as_a_probe_measures_it():
@@ -152,7 +152,7 @@ def test_what_the_kernels_do_is_explained_and_the_faults_beside_it_are_blamed(wo
     pair = pair_with(workspace, tmp_path, fault)
     blind = pair.generate(PROMPT, max_new_tokens=3, localize=True).localization
     assert len(blind.blamed) > 10
-    pair.engine.info = replace(pair.engine.info, kernels=(tf32_as_a_probe_measures_it(),))
+    pair.sessions.engine.info = replace(pair.sessions.engine.info, kernels=(tf32_as_a_probe_measures_it(),))
     found = pair.generate(PROMPT, max_new_tokens=3, localize=True).localization
     assert [item.site for item in found.blamed] == [norm_site, DOWN]
     assert {cause.kind for cause in found.causes if cause.fault} == {"weight scaled"}
@@ -169,11 +169,11 @@ def test_taps_on_a_gpu_are_measured_like_those_on_the_cpu(workspace, tmp_path):
     inputs = Sequencer(pair.encode(PROMPT)).inputs()
     found = []
     for kind in (torch.Tensor, OnGpuStandIn):
-        localizer = Localizer(model, pair.engine.taps, "float32")
+        localizer = Localizer(model, pair.sessions.engine.taps, "float32")
         localizer.start()
         captured = {}
-        pair.engine.start(1)
-        pair.engine.step(inputs, lambda site, t, into=captured: into.__setitem__(site, t.clone()))
+        pair.sessions.engine.start(1)
+        pair.sessions.engine.step(inputs, lambda site, t, into=captured: into.__setitem__(site, t.clone()))
         localizer.take(0, inputs, {site: tensor.as_subclass(kind) for site, tensor in captured.items()})
         found.append(conclude(localizer))
     assert found[1].to_json() == found[0].to_json()

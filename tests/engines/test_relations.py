@@ -26,7 +26,6 @@ from ditto_core.relations import (
 from ditto_core.relations.checks import sizes
 from ditto_core.relations.suite import noise_floor
 from ditto_core.spec import EngineSpec, ShapeProfile
-from pytest_ditto.relations import relations_of
 from tests import graph_faults
 from tests.models import DECODERS
 
@@ -60,7 +59,7 @@ def broken_llama(llama, tmp_path):
     opened = []
 
     def make(edit):
-        opened.append(graph_faults.faulty_engine(llama.engine_files, tmp_path / "engine", edit).open())
+        opened.append(graph_faults.faulty_engine(llama.engine, tmp_path / "engine", edit).open())
         return opened[0]
 
     yield make
@@ -69,7 +68,9 @@ def broken_llama(llama, tmp_path):
 
 
 def test_every_relation_holds_within_four_times_the_noise_floor(pair, family):
-    relations = Relations(pair.engine, noise=(pair.reference, pair.noisy), window=family in WINDOWED)
+    relations = Relations(
+        pair.sessions.engine, noise=(pair.sessions.reference, pair.sessions.low_precision), window=family in WINDOWED
+    )
     found = {relation.name: relation for relation in relations.assert_hold(IDS)}
     assert len(found) == 7
     assert all(len(relation.comparison) >= 40 for relation in found.values())
@@ -81,7 +82,7 @@ def test_every_relation_holds_within_four_times_the_noise_floor(pair, family):
 
 
 def test_another_kernel_for_single_tokens_is_rounding_and_no_fault(pair):
-    relation = prefill_equals_steps(pair.engine, IDS)
+    relation = prefill_equals_steps(pair.sessions.engine, IDS)
     assert relation.status == ROUNDING
     assert sum(relation.bits.values()) > 0
     assert 0 < relation.comparison.worst.metrics.rel_l2 < 2e-6
@@ -89,8 +90,10 @@ def test_another_kernel_for_single_tokens_is_rounding_and_no_fault(pair):
 
 
 def test_shapes_of_a_profile_agree_with_each_other_and_with_eager(llama):
-    alone = Relations(llama.engine, Terms(profile=SMALL)).assert_shapes(IDS)
-    beside = Relations(llama.engine, Terms(profile=SMALL), reference=llama.reference).assert_shapes(IDS)
+    alone = Relations(llama.sessions.engine, Terms(profile=SMALL)).assert_shapes(IDS)
+    beside = Relations(llama.sessions.engine, Terms(profile=SMALL), reference=llama.sessions.reference).assert_shapes(
+        IDS
+    )
     assert len(alone) == len(beside) == len(sizes(SMALL))
     assert {relation.comparison.reference.dtype for relation in beside} == {"float64"}
     assert any("3 x 14 after 16" in relation.name for relation in alone)
@@ -114,19 +117,21 @@ def test_shapes_are_each_corner_and_one_odd_size_and_end_at_the_largest_position
 
 
 def test_relations_hold_for_eager_and_for_half_precision(llama, workspace):
-    Relations(llama.reference).assert_hold(IDS)
+    Relations(llama.sessions.reference).assert_hold(IDS)
     half = Pair(workspace, EngineSpec.of(DECODERS["llama"], dtype="float16", outputs=EVERYTHING))
-    relations = Relations(half.engine, noise=(half.reference, half.noisy)).assert_hold(IDS)
+    relations = Relations(
+        half.sessions.engine, noise=(half.sessions.reference, half.sessions.low_precision)
+    ).assert_hold(IDS)
     assert relations[0].status == ROUNDING
     half.close()
 
 
 def test_the_noise_floor_is_the_error_of_eager_in_the_engines_dtype(llama):
-    floor = noise_floor(llama.reference, llama.noisy, [IDS])
+    floor = noise_floor(llama.sessions.reference, llama.sessions.low_precision, [IDS])
     sink = {}
     inputs = {"input_ids": torch.tensor([IDS]), "attention_mask": torch.ones(1, 12, dtype=torch.int64)}
     inputs["position_ids"] = torch.arange(12)[None]
-    for name, session in (("truth", llama.reference), ("noisy", llama.noisy)):
+    for name, session in (("truth", llama.sessions.reference), ("noisy", llama.sessions.low_precision)):
         session.start(1)
         session.step(inputs, lambda site, t, name=name: sink.__setitem__((name, site), t.double().clone()))
     site = "model.layers.1.mlp.down_proj"
@@ -165,9 +170,7 @@ def test_an_ignored_mask_breaks_padding_on_either_side(broken_llama):
 
 def test_positions_that_count_padding_break_learned_positions(workspace, tmp_path):
     pair = Pair(workspace, EngineSpec.of(DECODERS["gpt2"], outputs=EVERYTHING))
-    session = graph_faults.faulty_engine(
-        pair.engine_files, tmp_path / "engine", graph_faults.positions_from_arange
-    ).open()
+    session = graph_faults.faulty_engine(pair.engine, tmp_path / "engine", graph_faults.positions_from_arange).open()
     assert prefill_equals_steps(session, IDS)
     relation = left_padding(session, IDS)
     assert (relation.first.site, relation.first.position) == ("transformer.wpe", 0)
@@ -201,24 +204,24 @@ def test_noise_from_run_to_run_breaks_the_same_bits(broken_llama):
 
 
 def test_state_that_outlives_start_breaks_the_warm_run(llama):
-    session = graph_faults.LeakySession(llama.spec, llama.engine_files.directory, llama.engine.taps)
+    session = graph_faults.LeakySession(llama.spec, llama.engine.directory, llama.sessions.engine.taps)
     session.start(1)
     relation = warm_cache(session, IDS, other=IDS[::-1])
     assert relation.status == BROKEN
     assert relation.first.site == "model.layers.0.self_attn:k_rope"
-    assert warm_cache(llama.engine, IDS, other=IDS[::-1]).status == SAME_BITS
+    assert warm_cache(llama.sessions.engine, IDS, other=IDS[::-1]).status == SAME_BITS
     session.close()
 
 
 def test_a_kernel_that_is_wrong_from_a_length_on_breaks_the_shapes_of_that_length_only(broken_llama, llama):
     session = broken_llama(graph_faults.wrong_from_length("model.layers.0.mlp.act_fn", 11))
-    broken = [r.name for r in shapes(session, IDS, SMALL, reference=llama.reference) if not r]
+    broken = [r.name for r in shapes(session, IDS, SMALL, reference=llama.sessions.reference) if not r]
     assert broken == ["shape 3 x 14 after 16", "shape 2 x 14 after 5", "shape 2 x 11 after 5"]
     assert "shape 2 x 11 after 5" in [r.name for r in shapes(session, IDS, SMALL) if not r]
 
 
 def test_without_a_floor_the_table_bounds_and_says_so(llama):
-    relation = prefill_equals_steps(llama.engine, IDS)
+    relation = prefill_equals_steps(llama.sessions.engine, IDS)
     assert {result.verdict.bound for result in relation.comparison} == {TABLE["float32"]}
     assert "no floor measured" in str(relation)
 
@@ -234,7 +237,7 @@ def test_without_a_floor_the_table_bounds_and_says_so(llama):
     ],
 )
 def test_what_is_no_prompt_is_refused_in_one_line(llama, ids, message):
-    relations = relations_of(llama)
+    relations = llama.relations()
     with pytest.raises(UsageError, match=message):
         relations.check(ids, "same_bits")
     with pytest.raises(UsageError, match=message):
@@ -243,12 +246,12 @@ def test_what_is_no_prompt_is_refused_in_one_line(llama, ids, message):
 
 def test_a_run_outside_the_profile_is_refused(llama):
     with pytest.raises(UsageError, match=r"length 12, outside the engine's profile 1\.\.8"):
-        prefill_equals_steps(llama.engine, IDS, terms=Terms(profile=ShapeProfile.parse({"length": (1, 4, 8)})))
+        prefill_equals_steps(llama.sessions.engine, IDS, terms=Terms(profile=ShapeProfile.parse({"length": (1, 4, 8)})))
     with pytest.raises(UsageError, match="did you mean 'left_padding'"):
-        Relations(llama.engine).check(IDS, "left_paddin")
+        Relations(llama.sessions.engine).check(IDS, "left_paddin")
 
 
 def test_a_relation_has_a_json_form(llama):
-    data = json.loads(json.dumps(prefill_equals_steps(llama.engine, IDS).to_json(), allow_nan=False))
+    data = json.loads(json.dumps(prefill_equals_steps(llama.sessions.engine, IDS).to_json(), allow_nan=False))
     assert (data["name"], data["status"], data["first"]) == ("prefill = single steps", ROUNDING, None)
     assert data["steps"] == [list(range(12))]

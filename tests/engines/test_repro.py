@@ -10,8 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from ditto_core.errors import SelectorError, UsageError
-from ditto_core.graphs import cut as onnx_cut
+from ditto_core.graphs.graph import Graph
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from tests import graph_faults
 from tests.models import llama, tapped_net
@@ -25,9 +26,9 @@ def faulty_pair(workspace, tmp_path):
     pairs = []
 
     def make(edit, outputs=("**", "**:**"), **fields):
-        pair = Pair(workspace, EngineSpec.of(llama, outputs=outputs, **fields))
-        pair.options = pair.options.__class__(observer=False)
-        pair.__dict__["engine_files"] = graph_faults.faulty_engine(pair.engine_files, tmp_path / "faulty", edit)
+        spec = EngineSpec.of(llama, outputs=outputs, **fields)
+        engine = graph_faults.faulty_engine(workspace.build(spec), tmp_path / "faulty", edit)
+        pair = Pair(workspace, spec, PairOptions(observer=False), engine)
         pairs.append(pair)
         return pair
 
@@ -54,7 +55,7 @@ def test_a_scaled_projection_is_one_operator_and_fails_by_the_same_number(faulty
     repro = pair.save_repro(site, tmp_path / "repro")
     assert repro.nodes == ("MatMul", "Mul")
     assert repro.fails
-    assert repro.stands_alone
+    assert repro.rerun > repro.bound
     assert repro.rel_l2 == pytest.approx(0.01, rel=1e-3)
     assert repro.rerun == pytest.approx(0.01, rel=1e-3)
     assert repro.expected_from == "eager Linear in float64"
@@ -87,7 +88,7 @@ def test_a_healthy_site_passes_its_own_test_downstream_of_a_fault(faulty_pair, t
     assert not run.filter(site)
     repro = pair.save_repro(site, tmp_path / "repro")
     assert not repro.fails
-    assert not repro.stands_alone
+    assert repro.rerun <= repro.bound
     assert run_test(tmp_path / "repro").returncode == 0
 
 
@@ -99,7 +100,7 @@ def test_attention_in_decode_is_cut_at_the_engines_own_cache_and_leaves_padding_
     assert repro.step == 1
     assert "ONNX's reference implementation in float64" in repro.expected_from
     assert repro.fails
-    assert repro.stands_alone
+    assert repro.rerun > repro.bound
     assert "MatMul" in repro.nodes
     assert len(repro.nodes) < 40
     assert "valid" in load_file(tmp_path / "repro" / "output.safetensors")
@@ -174,12 +175,12 @@ def test_a_cut_holds_no_node_that_the_value_does_not_need():
     ]
     weight = onnx.numpy_helper.from_array(np.ones(2, np.float32), "w")
     graph = onnx.helper.make_graph(nodes, "g", [], [], [weight])
-    model = onnx.helper.make_model(graph)
-    whole = onnx_cut.cut(model, "c", ())
-    assert [node.op_type for node in whole.nodes] == ["Relu", "Neg", "Add"]
-    assert (whole.inputs, [w.name for w in whole.weights]) == (("x",), ["w"])
-    last = onnx_cut.cut(model, "c", ("b", "c"))
-    assert [node.op_type for node in last.nodes] == ["Add"]
-    assert last.inputs == ("b",)
+    model = Graph(onnx.helper.make_model(graph))
+    whole = model.upstream(["c"], ())
+    assert [model.nodes[i].op_type for i in whole] == ["Relu", "Neg", "Add"]
+    assert (model.boundary(whole)[0], [w.name for w in model.weights_of(whole)]) == (["x"], ["w"])
+    last = model.upstream(["c"], ("b", "c"))
+    assert [model.nodes[i].op_type for i in last] == ["Add"]
+    assert model.boundary(last)[0] == ["b"]
     with pytest.raises(SelectorError, match="no node computes 'cc'"):
-        onnx_cut.cut(model, "cc", ())
+        model.upstream(["cc"], ())

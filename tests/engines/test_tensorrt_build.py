@@ -17,7 +17,7 @@ from ditto_core.backends.tensorrt.layers import load_layers
 from ditto_core.backends.tensorrt.library import Messages, load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
 from ditto_core.backends.tensorrt.network import Network
-from ditto_core.backends.tensorrt.options import Options
+from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import BackendError, BuildError, UsageError
@@ -107,7 +107,7 @@ def test_flags_and_limits_reach_the_builders_configuration(tmp_path, given, tf32
     path = two_layers(tmp_path / "m.onnx")
     network = Network.parse(library, messages, path)
     profile = ShapeProfile.parse({"batch": (1, 2, 8)})
-    config = configure(network, Order(path, tmp_path, (), False, "float32", profile, Options(**given)))
+    config = configure(network, Order(path, tmp_path, (), False, "float32", profile, TensorrtOptions(**given)))
     assert config.get_flag(trt.BuilderFlag.TF32) is tf32
     assert config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
     assert level is None or config.builder_optimization_level == level
@@ -128,7 +128,7 @@ def test_timings_are_kept_and_damaged_ones_are_done_without(tmp_path, monkeypatc
     file.write_bytes(known)
     network = Network.parse(library, Messages(library), path)
     profile = ShapeProfile.parse({"batch": (1, 2, 8)})
-    order = Order(path, tmp_path, (), False, "float32", profile, Options())
+    order = Order(path, tmp_path, (), False, "float32", profile, TensorrtOptions())
     given = give_timings
     offered = []
 

@@ -71,7 +71,7 @@ def test_an_engine_dumps_where_it_runs(workspace, model, tmp_path):
     from ditto_core.backends.trtllm.run_command import dump
     from ditto_core.dumps import open_dump
 
-    engine = pair_of(workspace, model).engine_files
+    engine = pair_of(workspace, model).engine
     tokens = dump(engine.directory, [[5, 6, 7]], 3, tmp_path / "dump")
     assert [len(row) for row in tokens] == [3]
     written = open_dump(tmp_path / "dump")

@@ -8,8 +8,8 @@ import torch
 from ditto_core.causes.runs import two_run_causes
 from ditto_core.localize import EVERYTHING
 from ditto_core.model.loading import tiny_decoder
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace, graph, weights
 from tests.models import gemma3, llama

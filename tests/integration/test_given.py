@@ -43,7 +43,7 @@ def test_one_engine_serves_all_examples_without_a_complaint(hypothesis_project):
             @given(rows=token_batches(256, max_rows=2, max_length=6))
             def test_agrees(self, ditto, rows):
                 time.sleep(0.21 * (len(seen) < 2))  # longer than hypothesis allows a plain function
-                sessions.add(id(ditto.engine))
+                sessions.add(id(ditto.sessions.engine))
                 seen.append(rows)
                 ditto.generate(rows, max_new_tokens=2).assert_close()
                 assert len(ditto.comparisons) == 1

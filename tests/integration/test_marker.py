@@ -212,7 +212,7 @@ def test_other(): pass
 """)
     result = project.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    line = "marker ditto_engine is on 'shrunk', which is no test: write @pytest.mark.ditto_engine(model=shrunk)"
+    line = "marker ditto_engine is on 'shrunk', *@pytest.mark.ditto_engine(model=shrunk)"
     result.stdout.fnmatch_lines([f"*{line}"])
 
 

@@ -7,7 +7,7 @@ import pytest
 from ditto_core.compare.comparison import Comparison
 from ditto_core.trace import Trace
 from pytest_ditto.bench import dump_folder
-from pytest_ditto.options import Options
+from pytest_ditto.pytest_options import PytestOptions
 from tests.integration.conftest import AGREES, DIVERGES
 
 BOTH = AGREES + DIVERGES.replace("import pytest\nfrom tiny import tiny_llama\n", "")
@@ -66,7 +66,7 @@ def test_tests_of_one_name_have_folders_of_their_own(project):
 
 
 def test_folder_names_are_safe_short_and_unique(tmp_path):
-    options = Options(dump_dir=tmp_path)
+    options = PytestOptions(dump_dir=tmp_path)
     ids = ["a/test_b.py::test_c[x y]", "a/test_b.py::test_c[x/y]", "a/test_b.py::test_c[../../x]", "é" * 500, "x" * 500]
     names = [dump_folder(options, nodeid) for nodeid in ids]
     assert len(set(names)) == len(ids)
@@ -76,4 +76,4 @@ def test_folder_names_are_safe_short_and_unique(tmp_path):
         assert name.name.isascii()
         assert not name.name.startswith(".")
     assert names[0].name.startswith("a-test_b.py-test_c-x-y-")
-    assert dump_folder(Options(), "x") is None
+    assert dump_folder(PytestOptions(), "x") is None

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ditto.options import OPTIONS, Options
+from pytest_ditto.pytest_options import OPTIONS, PytestOptions
 
 TAKEN = ("update", "prune", "prune-dry-run", "prune-shared", "introspect", "lock", "verify")
 """Options of another plugin, `pytest-ditto`: the same name twice would stop pytest from starting."""
 
 
-def read(pytester: pytest.Pytester, *arguments: str) -> Options:
+def read(pytester: pytest.Pytester, *arguments: str) -> PytestOptions:
     """Configure pytest and return what was read."""
     return pytester.parseconfigure(*arguments).stash[OPTIONS]
 
@@ -23,7 +23,7 @@ def no_settings(isolated_environment: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_defaults(pytester):
-    assert read(pytester) == Options()
+    assert read(pytester) == PytestOptions()
 
 
 def test_command_line(pytester):
@@ -44,7 +44,7 @@ def test_command_line(pytester):
         ),
     )
     root = pytester.path
-    assert options == Options(root / "d", "all", root / "c", root / "a", 2, "onnxruntime", True, False, 2.5)
+    assert options == PytestOptions(root / "d", "all", root / "c", root / "a", 2, "onnxruntime", True, False, 2.5)
 
 
 def test_ini_keys(pytester):
@@ -63,7 +63,7 @@ def test_ini_keys(pytester):
         """
     )
     root = pytester.path
-    expected = Options(root / "d", "all", root / "c", root / "a", 2, "onnxruntime", True, False, 2.5)
+    expected = PytestOptions(root / "d", "all", root / "c", root / "a", 2, "onnxruntime", True, False, 2.5)
     assert read(pytester) == expected
 
 

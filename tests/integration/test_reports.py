@@ -69,7 +69,7 @@ def test_bad_report_is_one_line(project, text, expected):
 
 
 def test_environment_and_ini_hold_lines(pytester, isolated_environment, monkeypatch):
-    from pytest_ditto.options import OPTIONS
+    from pytest_ditto.pytest_options import OPTIONS
 
     pytester.makeini("[pytest]\nditto_engine_reports =\n    json:a.json\n    html:b.html\n")
     root = pytester.path

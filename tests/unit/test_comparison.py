@@ -16,7 +16,7 @@ from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import SelectorError, TraceError
 from ditto_core.session import KernelProperty
 from ditto_core.sites import Tap
-from ditto_core.stepping.comparer import Comparer, Findings
+from ditto_core.stepping.comparer import Comparer, Measured
 from ditto_core.stepping.lockstep import observe
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
@@ -197,7 +197,7 @@ def test_an_observer_effect_of_infinity_goes_through_json(tmp_path):
 
 
 def test_nan_with_and_without_taps_is_no_observer_effect():
-    found = Findings()
+    found = Measured()
     observe(found, 0, {"logits": torch.tensor([1.0, math.nan])}, {"logits": torch.tensor([1.0, math.nan])})
     assert not found.observer.changed
     observe(found, 1, {"logits": torch.tensor([1.0, math.nan])}, {"logits": torch.tensor([1.0, 2.0])})
@@ -224,7 +224,7 @@ def test_a_file_that_is_no_comparison_is_one_line(tmp_path, text):
 def test_masks_are_compared_as_what_they_hide_unless_the_engines_is_none(engine, alike):
     lowest = torch.finfo(torch.float32).min
     ours, theirs = (torch.tensor(values).reshape(1, 1, 1, 2) for values in (engine, [0.0, lowest]))
-    found = Findings()
+    found = Measured()
     comparer = Comparer([Tap("mask", "mask")], 0, {}, found, Tolerance())
     comparer.take_engine("mask", ours)
     comparer.take_reference("mask", theirs)
@@ -234,7 +234,7 @@ def test_masks_are_compared_as_what_they_hide_unless_the_engines_is_none(engine,
 
 def test_ids_that_a_dump_holds_as_floats_are_equal_or_not():
     """A float32 tolerance of 1.3e-6 would let ids of a large vocabulary pass for their neighbours."""
-    found = Findings()
+    found = Measured()
     tap = Tap("ids", "ids", dtype="int64")
     comparer = Comparer([tap], 0, {}, found, Tolerance())
     comparer.take_engine("ids", torch.tensor([[1_000_001]]))

@@ -191,7 +191,7 @@ def test_a_policy_that_cannot_be_is_refused(settings, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("data", [{}, {"schema": 1}, [], "text", None])
+@pytest.mark.parametrize("data", [{}, {"schema": 2}, [], "text", None])
 def test_what_is_no_gate_result_is_one_clear_line(tmp_path, data):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(data))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ditto_core.gates.bootstrap import quantile_interval, ratio_interval
+from ditto_core.gates.limits import rule_of_three
 from ditto_core.gates.policy import Policy
 from ditto_core.gates.statistics import (
     critical,
@@ -12,6 +13,7 @@ from ditto_core.gates.statistics import (
     mcnemar,
     mcnemar_power,
     miettinen_pairs,
+    sign_flip,
     unpaired_detectable,
     unpaired_threshold,
 )
@@ -134,7 +136,9 @@ def test_a_limit_moves_what_the_plan_can_detect():
 
 def test_the_plan_of_prompts_alone_says_that_there_is_nothing_to_detect():
     prompts = Suite("p", (Sample("a", prompt=(1, 2)),))
-    assert [*plan(prompts, Policy(), "float32")][1].startswith("smallest detectable effect: none")
+    _, few, effect = plan(prompts, Policy(), "float32")
+    assert few.startswith("too few samples: 1 independent, expected at least 5")
+    assert effect.startswith("smallest detectable effect: none")
 
 
 def test_a_mean_of_exactly_the_detectable_size_is_found_as_often_as_was_asked_for():
@@ -142,3 +146,41 @@ def test_a_mean_of_exactly_the_detectable_size_is_found_as_often_as_was_asked_fo
     shift = detectable_mean(n, sigma=sigma, alpha=0.05, beta=0.2)
     means = np.random.default_rng(2).normal(shift, sigma / math.sqrt(n), 20_000)
     assert np.mean(means > 1.6448536 * sigma / math.sqrt(n)) == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize(("worse", "better"), [(0, 0), (5, 0), (8, 2), (2, 8), (1, 1), (0, 4)])
+def test_the_sign_flip_of_single_samples_is_mcnemars_test(worse, better):
+    assert sign_flip([1] * worse + [-1] * better + [0] * 7) == pytest.approx(mcnemar(worse, better), rel=1e-12)
+
+
+def test_the_sign_flip_of_clusters_counted_by_hand():
+    # Of the eight signs of 3, 2, 1 only +3+2+1 and +3+2-1 reach a sum of 4.
+    assert sign_flip([3, 2, -1]) == 2 / 8
+    assert sign_flip([3]) == 1 / 2
+
+
+def test_samples_of_one_cluster_are_one_value_of_the_bootstrap():
+    x, w = [1.0, 5.0, 2.0, 0.0, 7.0, 3.0], [1.0, 2.0, 1.0, 1.0, 3.0, 2.0]
+    clustered = ratio_interval(x, w, **DRAWS, clusters=["a", "a", "b", "b", "c", "d"])
+    assert clustered == ratio_interval([6.0, 2.0, 7.0, 3.0], [3.0, 2.0, 3.0, 2.0], **DRAWS)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_each_end_is_the_wider_of_studentized_and_percentile(sign):
+    x = sign * (np.random.default_rng(1).exponential(1, 20) ** 2)
+    found = ratio_interval(x.tolist(), [1.0] * 20, **DRAWS)
+    rows = np.random.default_rng(0).integers(0, 20, (2000, 20))
+    means, errors = x[rows].mean(1), x[rows].std(1, ddof=1)
+    t = np.quantile((means - x.mean()) / errors, [0.95, 0.05])
+    student = x.mean() - t * x.std(ddof=1)
+    percentile = np.quantile(means, [0.05, 0.95])
+    # The skew makes one method the wider below and the other above, or one of them both: the hull is asked for.
+    assert found.low == pytest.approx(min(student[0], percentile[0]))
+    assert found.high == pytest.approx(max(student[1], percentile[1]))
+    assert student[0] != pytest.approx(percentile[0])
+    assert student[1] != pytest.approx(percentile[1])
+
+
+def test_the_rule_of_three_is_the_rate_at_which_nothing_is_seen_one_time_in_twenty():
+    assert (1 - rule_of_three(100, 0.05)) ** 100 == pytest.approx(0.05)
+    assert rule_of_three(0, 0.05) == 1.0

@@ -47,6 +47,14 @@ def test_answers_of_the_questions_are_spread_over_the_four_places():
     assert min(answers.count(i) for i in range(4)) > len(answers) / 8
 
 
+def test_questions_about_one_passage_are_one_cluster(tmp_path):
+    suite = load_suite("classics-choice")
+    assert suite.clusters == 57
+    assert all(sample.id.startswith(f"{sample.cluster}/") for sample in suite.samples)
+    assert load_suite(write_suite(tmp_path / "s.jsonl", suite)).samples == suite.samples
+    assert tiny_suite(3, 0, 0).clusters == 3
+
+
 def test_shards_hold_every_sample_once():
     samples = tiny_suite().samples
     shares = [Shard(i, 3).of(samples) for i in (1, 2, 3)]
@@ -106,6 +114,7 @@ def test_an_unknown_suite_names_the_nearest():
         ({"prompt": [1.5]}, "'prompt' to hold text or a list of token ids"),
         ({"prompt": [-1, 2]}, "'prompt' to hold text or a list of token ids"),
         ({"prompt": "x", "answer": {"a": 1}}, "'answer' to hold text or a list of token ids"),
+        ({"prompt": "x", "cluster": 5}, "'cluster' to be a text, got 5"),
         ({"prompt": "x", "choices": "ab", "answer": 0}, "'choices' to be a list, got 'ab'"),
         ({"prompt": "x", "choices": [1, 2], "answer": 1}, "'choices' to hold text or a list of token ids, got 1"),
         (

@@ -6,8 +6,8 @@ import torch
 
 from ditto_core.backends.tensorrt.session import CudaStreams
 from ditto_core.errors import UsageError
-from ditto_core.pair.options import PairOptions
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.system.gpus import check_device, installed_gpus, pin_gpu, visible_gpus
 
 

@@ -1,5 +1,7 @@
 """A recorded trace stands in for the session that it was recorded from, on the same inputs only."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,7 +41,7 @@ def test_it_replays_taps_in_order_and_outputs_step_by_step(session):
     taps, outputs = play(session)
     assert taps == [("a", [0.0]), ("b", [0.0]), ("a", [10.0]), ("b", [10.0])]
     assert [o["logits"].unique().tolist() for o in outputs] == [[0.0], [1.0]]
-    assert (session.info, session.taps) == (INFO, TAPS)
+    assert (session.info, session.taps) == (replace(INFO, recorded=True), TAPS)
     session.close()
 
 

@@ -307,9 +307,9 @@ def test_what_holds_no_comparison_is_refused(dumped, tmp_path):
     (tmp_path / "text.json").write_text("{")
     (tmp_path / "other.json").write_text('{"schema_version": 1}')
     for name, message in (
-        ("text.json", "is no JSON"),
-        ("other.json", "is no comparison"),
-        ("dump/engine", "one side alone"),
+        ("text.json", r"text\.json.* JSON"),
+        ("other.json", r"other\.json.* comparison"),
+        ("dump/engine", r"one side.*ditto compare"),
         (".", "holds no comparison"),
         ("gone.json", "cannot be read"),
     ):

@@ -47,7 +47,7 @@ def test_outputs_take_a_string_a_list_or_aliases():
 
 def test_the_plain_engine_has_no_taps_but_is_otherwise_the_same():
     spec = EngineSpec.of("m", outputs={"fx:mm": "inter"}, dtype="fp16")
-    assert spec.plain() == EngineSpec.of("m", outputs=(), dtype="fp16")
+    assert spec.untapped() == EngineSpec.of("m", outputs=(), dtype="fp16")
 
 
 def test_a_spec_survives_json():

@@ -11,25 +11,27 @@ from ditto_core.backends.tensorrt.layers import (
     Layer,
     LayerTensor,
     layers_of_sites,
+    load_layers,
     named_tensors,
     parse_inspector,
     parse_log,
     same_elements,
+    save_layers,
 )
 from ditto_core.backends.tensorrt.library import clean, load_library
 from ditto_core.backends.tensorrt.listener import in_shape
-from ditto_core.backends.tensorrt.options import Options, dimension_sizes
 from ditto_core.backends.tensorrt.state import read_state, state_file, update_state
+from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions, dimension_sizes
 from ditto_core.cache import Cache
 from ditto_core.errors import BackendError, UsageError
-from ditto_core.graphs.nodes import Graph
+from ditto_core.graphs.graph import Graph
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ShapeProfile
 from tests.engines.onnx_files import two_layers
 
 
-def options(**values) -> Options:
-    return Options.of(EngineSpec.of("model", backend="tensorrt", options=values))
+def options(**values) -> TensorrtOptions:
+    return TensorrtOptions.of(EngineSpec.of("model", backend="tensorrt", options=values))
 
 
 def test_options_read_what_a_command_line_gives_as_text():
@@ -147,7 +149,7 @@ def graph(tmp_path):
 
 
 def test_nodes_know_module_class_and_source(graph):
-    node = graph.producers["hidden"]
+    node = graph.origin("hidden")
     assert (node.name, node.operator, node.module, node.module_class) == (
         "node_up",
         "MatMul",
@@ -155,16 +157,25 @@ def test_nodes_know_module_class_and_source(graph):
         "models.llama.LlamaMLP",
     )
     assert node.source == "models/llama/modeling_llama.py:42 in forward: return matmul(x)"
-    assert graph.inputs == {"x": ("batch", 8)}
+    assert {name: graph.shapes[name] for name in graph.inputs} == {"x": ("batch", 8)}
     assert graph.shapes["hidden"] == ("batch", 16)
-    assert Graph.from_json(graph.to_json()) == graph
 
 
-def test_the_frontier_of_a_set_of_nodes_is_what_others_use(graph):
-    assert graph.frontier(["node_up", "node_act"]) == ["act"]
-    assert graph.frontier(["node_up"]) == ["hidden"]
-    assert graph.frontier(["node_down", "node_out"]) == ["y"]
-    assert graph.frontier([]) == []
+def test_an_engine_keeps_its_graph_without_weights(graph, tmp_path):
+    save_layers(tmp_path, [], graph)
+    layers, kept = load_layers(tmp_path)
+    assert layers == []
+    assert kept.described == graph.described
+    assert (kept.inputs, kept.outputs, kept.shapes) == (graph.inputs, graph.outputs, graph.shapes)
+    assert [(w.name, w.raw_data) for w in kept.weights.values()] == [(name, b"") for name in graph.weights]
+
+
+@pytest.mark.parametrize(
+    ("names", "values"),
+    [(["node_up", "node_act"], ["act"]), (["node_up"], ["hidden"]), (["node_down", "node_out"], ["y"]), ([], [])],
+)
+def test_the_frontier_of_a_set_of_nodes_is_what_others_use(graph, names, values):
+    assert graph.leaving([graph.position[name] for name in names]) == values
 
 
 def test_sites_find_the_layers_that_compute_them(graph):

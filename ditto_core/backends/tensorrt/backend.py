@@ -10,7 +10,7 @@ from ditto_core.backends.tensorrt.build import Order, build_engine
 from ditto_core.backends.tensorrt.layers import load_layers, modules_of
 from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
-from ditto_core.backends.tensorrt.options import Options
+from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
 from ditto_core.errors import BackendError
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -26,7 +26,8 @@ BUILD_LOG = "build.log"
 
 
 class TensorRTBackend:
-    """Engines of TensorRT 10, 11 or TensorRT-RTX. Settings: :class:`~ditto_core.backends.tensorrt.options.Options`."""
+    """Engines of TensorRT 10, 11 or TensorRT-RTX; settings are
+    :class:`~ditto_core.backends.tensorrt.tensorrt_options.TensorrtOptions`."""
 
     name = "tensorrt"
     dtypes = ("float32", "float16", "bfloat16")
@@ -34,7 +35,7 @@ class TensorRTBackend:
     def check(self, spec: EngineSpec) -> None:
         """Raise when TensorRT is missing, lacks the dtype or a feature, or an option is unknown."""
         library = load_library()
-        options = Options.of(spec)
+        options = TensorrtOptions.of(spec)
         if spec.dtype not in self.dtypes:
             raise BackendError(f"tensorrt has no {spec.dtype} kernels, expected {', '.join(self.dtypes)}")
         if options.cuda_graphs and not library.rtx:
@@ -54,7 +55,7 @@ class TensorRTBackend:
         else:
             data = build_engine(**order.to_json())
         manifest = EngineManifest.from_json(data)
-        return BuildReport(manifest.taps, manifest.refused, manifest.facts)
+        return BuildReport(manifest.taps, manifest.refused, manifest.facts, partial=order.options.taps == "unfused")
 
     def write_artifacts(self, request: BuildRequest) -> None:
         """Write what a build writes for people, from an engine that is built and its ONNX file."""
@@ -92,6 +93,6 @@ def order_of(request: BuildRequest) -> Order:
         request.decoder,
         request.spec.dtype,
         request.spec.profile,
-        Options.of(request.spec),
+        TensorrtOptions.of(request.spec),
         request.artifacts,
     )

@@ -24,8 +24,8 @@ from ditto_core.backends.tensorrt.layers import (
 from ditto_core.backends.tensorrt.library import Library, Messages, load_library
 from ditto_core.backends.tensorrt.manifest import ENGINE_FILE, EngineManifest
 from ditto_core.backends.tensorrt.network import Network
-from ditto_core.backends.tensorrt.options import Options, dimension_sizes, ranges
 from ditto_core.backends.tensorrt.state import TIMING, read_state, state_file, update_state
+from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions, dimension_sizes, ranges
 from ditto_core.errors import BuildError
 from ditto_core.sites import Tap
 from ditto_core.spec import ShapeProfile
@@ -45,7 +45,7 @@ class Order:
     decoder: bool
     dtype: str
     profile: ShapeProfile
-    options: Options
+    options: TensorrtOptions
     artifacts: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Order:
             data["decoder"],
             data["dtype"],
             ShapeProfile.parse(data["profile"], data["profile"]),
-            Options(**data["options"]),
+            TensorrtOptions(**data["options"]),
             Path(data["artifacts"]) if data["artifacts"] else None,
         )
 
@@ -108,7 +108,6 @@ def build_engine(**data: Any) -> dict[str, Any]:
             **describe_gpu(),
             **{name: round(seconds, 3) for name, seconds in timings.items()},
             "network": network.graph_size(),
-            "partial": order.options.taps == "unfused",
             "inner": network.inner(),
             "layers": len(layers),
             "layers_from": source,
@@ -173,9 +172,9 @@ def add_profile(network: Network, config: Any, sizes: Mapping[str, tuple[int, in
     """Add one optimization profile. Raises :class:`BuildError` for a dimension that no profile can size."""
     profile = network.builder.create_optimization_profile()
     for tensor in network.inputs():
-        template = network.graph.inputs.get(tensor.name)
-        if template is None:  # the parser renames an input that the graph returns as it is
+        if tensor.name not in network.graph.inputs:  # the parser renames an input that the graph returns as it is
             raise BuildError(f"input {tensor.name.lstrip('_')!r} is an output too, expected an Identity between them")
+        template = network.graph.shapes[tensor.name]
         unknown = [d for d in template if isinstance(d, str) and d not in sizes]
         if unknown:
             known = ", ".join(sizes)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import RunError
-from ditto_core.graphs.nodes import Graph
+from ditto_core.graphs.graph import Graph
 from ditto_core.sites import Tap
 
-LAYERS_FILE = "layers.json"
+LAYERS_FILE, GRAPH_FILE = "layers.json", "graph.onnx"
 
 VIEWS = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Cast")
 
@@ -102,7 +102,7 @@ def layers_of_sites(layers: Sequence[Layer], graph: Graph, taps: Iterable[Tap]) 
 
 def _computing(value: str, index: Mapping[str, list[Layer]], graph: Graph) -> list[Layer]:
     """Find the layers of a value by its node or by its name; a view belongs to the layers of what it views."""
-    node = graph.producers.get(value)
+    node = graph.origin(value)
     found = (index.get(node.name) if node else None) or index.get(f"={value}", [])
     if not found and node and node.operator in VIEWS and node.inputs:
         return _computing(node.inputs[0], index, graph)
@@ -119,13 +119,15 @@ def named_tensors(layers: Sequence[Layer], graph: Graph) -> dict[str, str]:
     """
     kept, guessed = {}, {}
     recorded = {name for layer in layers for name in layer.nodes}
-    users = {value: node.name for node in graph.nodes.values() if node.name not in recorded for value in node.inputs}
+    users = {
+        value: node.name for node in graph.described.values() if node.name not in recorded for value in node.inputs
+    }
     for layer in layers:
         for tensor in layer.outputs:
-            value = next((v for v in (tensor.name, _SUFFIX.sub("", tensor.name)) if v in graph.producers), None)
+            value = next((v for v in (tensor.name, _SUFFIX.sub("", tensor.name)) if v in graph.producer), None)
             if value is not None:
                 kept[tensor.name] = value
-        frontier = graph.frontier(layer.nodes)
+        frontier = graph.leaving([graph.position[name] for name in layer.nodes if name in graph.position])
         if len(layer.outputs) != 1 or len(frontier) != 1 or layer.outputs[0].name in kept:
             continue
         if frontier[0] not in users and same_elements(layer.outputs[0].shape, graph.shapes.get(frontier[0], ())):
@@ -146,23 +148,25 @@ def same_elements(engine: Sequence[int], onnx: Sequence[int | str]) -> bool:
 
 def modules_of(layer: Layer, graph: Graph) -> list[str]:
     """Return the module paths whose ONNX nodes were fused into a layer."""
-    modules = dict.fromkeys(graph.nodes[name].module for name in layer.nodes if name in graph.nodes)
+    modules = dict.fromkeys(graph.described[name].module for name in layer.nodes if name in graph.described)
     return [module for module in modules if module]
 
 
 def save_layers(directory: Path, layers: Sequence[Layer], graph: Graph) -> None:
-    """Write layers and ONNX nodes beside the engine."""
-    data = {"layers": [layer.to_json() for layer in layers], "graph": graph.to_json()}
-    (directory / LAYERS_FILE).write_text(json.dumps(data))
+    """Write layers and the ONNX graph, without weights, beside the engine."""
+    (directory / LAYERS_FILE).write_text(json.dumps([layer.to_json() for layer in layers]))
+    graph.save_outline(directory / GRAPH_FILE)
 
 
 def load_layers(directory: Path) -> tuple[list[Layer], Graph]:
     """Inverse of :func:`save_layers`. Raises :class:`RunError` when it cannot be read."""
+    from google.protobuf.message import DecodeError
+
     try:
-        data = json.loads((directory / LAYERS_FILE).read_text())
-        return [Layer.from_json(layer) for layer in data["layers"]], Graph.from_json(data["graph"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{directory / LAYERS_FILE} cannot be read: {error}") from error
+        layers = [Layer.from_json(layer) for layer in json.loads((directory / LAYERS_FILE).read_text())]
+        return layers, Graph.read(directory / GRAPH_FILE)
+    except (OSError, ValueError, KeyError, TypeError, DecodeError) as error:
+        raise RunError(f"{directory / LAYERS_FILE} or {GRAPH_FILE} cannot be read: {error}") from error
 
 
 def _fused(layer: Layer, graph: Graph) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ditto_core.errors import BackendError
+from ditto_core.errors import BackendError, first_line
 
 MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
 LAYER_TABLE = "Layers:"
@@ -61,7 +61,7 @@ def load_library(modules: Sequence[str] = MODULES) -> Library:
         except ModuleNotFoundError:
             continue
         except (ImportError, OSError, RuntimeError, AttributeError) as error:  # a stub wheel without its libraries
-            broken.append(f"{name} is installed but does not load ({str(error).splitlines()[0]})")
+            broken.append(f"{name} is installed but does not load ({first_line(error)})")
             continue
         if hasattr(module, "Builder"):
             rtx = "rtx" in name

@@ -12,7 +12,8 @@ from typing import Any
 
 from ditto_core.backends.tensorrt.library import Library, Messages, clean
 from ditto_core.errors import BuildError
-from ditto_core.graphs.nodes import Graph, Node
+from ditto_core.graphs.graph import Graph
+from ditto_core.graphs.nodes import Node
 from ditto_core.sites import Tap
 
 
@@ -73,7 +74,7 @@ class Network:
             return "it is an input of the network"
         tensor = self.tensors.get(value)
         if tensor is None:
-            known = value in self.graph.producers
+            known = value in self.graph.producer
             return f"the parser folded {value!r} away" if known else f"the ONNX graph has no value {value!r}"
         if tensor.is_shape_tensor and not tensor.is_execution_tensor:
             return "it is a shape tensor, which TensorRT computes on the host"
@@ -128,7 +129,7 @@ class Network:
 
     def origin(self, layer: Any) -> Node | None:
         """Return the ONNX node that a layer came from."""
-        return self.graph.mentioned(layer.metadata or "") or self.graph.nodes.get(layer.name)
+        return self.graph.mentioned(layer.metadata or "") or self.graph.described.get(layer.name)
 
     def _type(self, tensor: Any) -> str:
         shape = ", ".join(str(size) for size in tensor.shape)
@@ -183,7 +184,7 @@ def parse_failure(library: Library, graph: Graph, errors: Iterable[Any]) -> str:
     if not errors:
         return ""
     error = errors[0]
-    node = graph.nodes.get(error.node_name())
+    node = graph.described.get(error.node_name())
     what = "cannot parse the ONNX file" if node is None else f"cannot parse ONNX node {node.name} ({node.operator})"
     reason = clean(str(error.desc()))
     if reason in ("", "false"):

@@ -17,7 +17,7 @@ import torch
 from ditto_core.backends.tensorrt.binding import Binder
 from ditto_core.backends.tensorrt.library import Library, Messages, load_library
 from ditto_core.backends.tensorrt.runtime import Loaded
-from ditto_core.errors import BuildError, DittoError
+from ditto_core.errors import BuildError, DittoError, first_line
 from ditto_core.session import KernelProperty
 
 ROWS, INNER, COLUMNS = 16, 1024, 256
@@ -63,7 +63,7 @@ def measure_kernels(dtype: str, tf32: bool, device: int, inner: int = INNER) -> 
     try:
         several, one = measure(dtype, tf32, torch.device("cuda", device), min(inner or INNER, MOST_INNER))
     except (DittoError, RuntimeError) as error:
-        return Kernels({"matmul": f"not measured: {str(error).splitlines()[0]}"})
+        return Kernels({"matmul": f"not measured: {first_line(error)}"})
     return describe(dtype, tf32, several, one)
 
 

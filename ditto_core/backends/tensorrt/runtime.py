@@ -8,8 +8,8 @@ from typing import Any
 
 from ditto_core.backends.tensorrt.library import Library, Messages
 from ditto_core.backends.tensorrt.manifest import ENGINE_FILE
-from ditto_core.backends.tensorrt.options import Options
 from ditto_core.backends.tensorrt.state import KERNELS, read_state, state_file, update_state
+from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
 from ditto_core.errors import RunError
 from ditto_core.system.gpus import describe_gpu
 
@@ -33,7 +33,7 @@ class Loaded:
         self.runtime = None
 
 
-def load_engine(library: Library, messages: Messages, directory: Path, options: Options) -> Loaded:
+def load_engine(library: Library, messages: Messages, directory: Path, options: TensorrtOptions) -> Loaded:
     """Deserialize the engine in a directory and make a context. Raises :class:`RunError` with TensorRT's reason."""
     try:
         content = (directory / ENGINE_FILE).read_bytes()
@@ -49,7 +49,9 @@ def load_engine(library: Library, messages: Messages, directory: Path, options: 
     return with_context(library, messages, Loaded(runtime, engine, None), directory, options)
 
 
-def with_context(library: Library, messages: Messages, loaded: Loaded, directory: Path, options: Options) -> Loaded:
+def with_context(
+    library: Library, messages: Messages, loaded: Loaded, directory: Path, options: TensorrtOptions
+) -> Loaded:
     """Make the execution context; with TensorRT-RTX, one that knows the kernels of earlier sessions."""
     if library.rtx:
         config = loaded.engine.create_runtime_config()

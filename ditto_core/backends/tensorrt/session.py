@@ -13,10 +13,10 @@ from ditto_core.backends.tensorrt.binding import Binder
 from ditto_core.backends.tensorrt.library import Library, Messages, load_library
 from ditto_core.backends.tensorrt.listener import UnfusedTensors
 from ditto_core.backends.tensorrt.manifest import EngineManifest
-from ditto_core.backends.tensorrt.options import Options
 from ditto_core.backends.tensorrt.probe import Kernels, measure_kernels
 from ditto_core.backends.tensorrt.runtime import Loaded, load_engine
-from ditto_core.errors import BackendError, RunError, UsageError
+from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
+from ditto_core.errors import BackendError, RunError, UsageError, first_line
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -152,7 +152,7 @@ class TensorRTSession:
                 done = self._loaded.context.execute_async_v3(stream.cuda_stream)
                 stream.synchronize()
         except RuntimeError as error:
-            raise RunError(self._failure(str(error).splitlines()[0])) from error
+            raise RunError(self._failure(first_line(error))) from error
         if not done:
             raise RunError(self._failure(self._messages.last()))
         return outputs
@@ -197,7 +197,7 @@ def open_session(spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Te
     """
     library = load_library()
     require_gpu(library)
-    manifest, options = EngineManifest.load(directory), Options.of(spec)
+    manifest, options = EngineManifest.load(directory), TensorrtOptions.of(spec)
     require_version(library, manifest)
     device = torch.device("cuda", torch.cuda.current_device())
     messages = Messages(library)
@@ -243,7 +243,9 @@ def require_version(library: Library, manifest: EngineManifest) -> None:
         raise RunError(f"the engine was built by {built}, but {here} is installed; build it again")
 
 
-def describe(library: Library, manifest: EngineManifest, options: Options, device: torch.device) -> dict[str, str]:
+def describe(
+    library: Library, manifest: EngineManifest, options: TensorrtOptions, device: torch.device
+) -> dict[str, str]:
     """Return what a report says of a session."""
     return {
         library.label: library.version,
@@ -255,7 +257,7 @@ def describe(library: Library, manifest: EngineManifest, options: Options, devic
     }
 
 
-def kernels_of(manifest: EngineManifest, options: Options, device: torch.device) -> Kernels:
+def kernels_of(manifest: EngineManifest, options: TensorrtOptions, device: torch.device) -> Kernels:
     """Measure the kernels that an engine of this dtype and inner dimension uses on this GPU."""
     return measure_kernels(manifest.dtype, options.tf32, device.index, int(manifest.facts.get("inner", 0)))
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.trtllm import detect, names
-from ditto_core.backends.trtllm.options import Options
+from ditto_core.backends.trtllm.trtllm_options import TrtllmOptions
 from ditto_core.errors import BackendError, UsageError
 from ditto_core.session import Session
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ShapeProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 TARGET = "ditto_core.backends.trtllm.build:build_engine"
 BUILD_LOG = "build.log"
@@ -27,15 +27,15 @@ TORCH_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
 
 
 class TrtllmBackend:
-    """TensorRT-LLM, both of its backends. Settings: :class:`~ditto_core.backends.trtllm.options.Options`."""
+    """TensorRT-LLM, both of its backends. Settings:
+    :class:`~ditto_core.backends.trtllm.trtllm_options.TrtllmOptions`."""
 
     name = "trtllm"
-    builds_from_onnx = False
     dtypes = ("float32", "float16", "bfloat16")
 
     def check(self, spec: EngineSpec) -> None:
         """Raise when TensorRT-LLM is missing, lacks what the spec asks for, or an option is unknown."""
-        options = Options.of(spec)
+        options = TrtllmOptions.of(spec)
         found = detect.require()
         if spec.dtype not in self.dtypes:
             raise BackendError(f"trtllm has no {spec.dtype} kernels, expected {', '.join(self.dtypes)}")
@@ -61,11 +61,15 @@ class TrtllmBackend:
         raw = name.removeprefix(RAW)
         return [with_sites(Tap(alias, raw), raw)]
 
+    def diagnose(self) -> Iterable[str]:
+        """Return what is installed, what works, what clashes, and what to run in a container."""
+        return detect.report_lines()
+
     def build(self, request: BuildRequest) -> BuildReport:
         """Build the engine; for the PyTorch backend, which builds none, note the model. Factories are saved first."""
         from ditto_core.backends.trtllm.build import engine_config, interleaved
 
-        options = Options.of(request.spec)
+        options = TrtllmOptions.of(request.spec)
         model = model_directory(request.spec, request.directory)
         engine = choose(options, detect.require())
         (request.directory / MANIFEST).write_text(json.dumps({"engine": engine, "model": model}) + "\n")
@@ -83,11 +87,13 @@ class TrtllmBackend:
 
         manifest = json.loads((directory / MANIFEST).read_text())
         if manifest["engine"] == "pytorch":
-            return TorchSession(spec, resolve_model(manifest["model"], directory), taps, Options.of(spec).attn_backend)
+            return TorchSession(
+                spec, resolve_model(manifest["model"], directory), taps, TrtllmOptions.of(spec).attn_backend
+            )
         return EngineSession(spec, directory, taps)
 
 
-def choose(options: Options, found: detect.Installation) -> str:
+def choose(options: TrtllmOptions, found: detect.Installation) -> str:
     """Return which backend of TensorRT-LLM is meant: the one that is asked for, else engines where there are any."""
     return options.engine or ("tensorrt" if found.engines else "pytorch")
 
@@ -165,7 +171,7 @@ def requested(taps: tuple[Tap, ...]) -> tuple[list[Request], dict[str, str]]:
     return wanted, refused
 
 
-def run_build(request: BuildRequest, options: Options, model: str, outputs: Mapping[str, str]) -> dict[str, Any]:
+def run_build(request: BuildRequest, options: TrtllmOptions, model: str, outputs: Mapping[str, str]) -> dict[str, Any]:
     """Build in a child process, unless the options say otherwise, and return the report of rank 0."""
     from ditto_core.backends.trtllm.build import Order, build_engine
     from ditto_core.system.isolate import run_isolated

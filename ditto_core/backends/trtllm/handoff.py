@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ditto_core.errors import RunError
+from ditto_core.errors import RunError, first_line
 
 JOIN_SECONDS = 60.0
 
@@ -90,8 +90,3 @@ class Failure:
     def __init__(self, message: str, cause: BaseException | None) -> None:
         self.message = message
         self.cause = cause
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, or its class."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const [MISSING, WITHIN, EXPLAINED, HEALED, DIVERGED, NONFINITE] = [0, 1, 2, 3, 4, 5];
-  const NAMES = ["not compared", "within", "explained", "healed", "diverged", "not finite"];
+  const NAMES = ["not compared", "within", "explained", "recovered", "diverged", "not finite"];
   const GLYPHS = [" ", "✓", "≈", "○", "✗", "!"];
   // Which quarters of a cell are dark: a state shows without its colour.
   const PATTERNS = { [EXPLAINED]: [1, 0, 1, 0], [HEALED]: [1, 1, 0, 0], [DIVERGED]: [1, 0, 0, 1], [NONFINITE]: [1, 1, 1, 1] };

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import torch
 
@@ -11,17 +11,14 @@ from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.dumps import DumpPairs, Pair
 from ditto_core.compare.findings import find
 from ditto_core.compare.judging import judge, unjudged
-from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
-from ditto_core.compare.tolerance import EPSILON, INTEGERS, QUANTIZED, Tolerance
-from ditto_core.compare.ulp import coarser
-from ditto_core.compare.verdict import UNJUDGED
+from ditto_core.compare.tolerance import EPSILON, INTEGERS, Tolerance
 from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.spec import DTYPES
+from ditto_core.stepping.comparer import Comparer, Elementwise, Measured, judged_dtype, name_of
+from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor
 from ditto_core.system.receipt import make_receipt
 
 LOGITS = ("output:logits", "logits", "lm_head")
@@ -53,16 +50,14 @@ def compare_offline(
     alone = one_sided(pairs)
     left_out = tuple(f"left out {name}: {reason}" for name, reason in alone.items()) if ignore_missing else ()
     known = dtype or pairs.actual.info.get("dtype", "")
-    found = Found(tolerance, rtol, atol, equal_nan, {} if ignore_missing else alone, known)
-    for pair in pairs.pairs():
-        found.take(pair)
-    called = [name for name in LOGITS if name in found.dtypes] if found.logits else []
-    tolerance.check(found.dtypes, ["logits", *called] if found.logits else [])
-    if known not in EPSILON and known not in QUANTIZED:
-        known = engine_dtype(found.dtypes.values())
-    taps = tuple(
-        Tap(name, "logits" if name in called else name, dtype=name_of(kind)) for name, kind in found.dtypes.items()
+    found = Measured(floor=floor_of(pairs), missing={} if ignore_missing else alone)
+    taps = step_through(pairs, found, tolerance, known, Elementwise(rtol, atol, equal_nan))
+    called = [tap.site for tap in taps if tap.value == "logits"] if found.logits else []
+    tolerance.check(
+        [name for tap in taps for name in (tap.site, *tap.aliases)], ["logits", *called] if found.logits else []
     )
+    if not known:
+        known = engine_dtype(getattr(torch, tap.dtype) for tap in taps)
     info = dump_info(pairs.actual, known)
     results = judge(found.results, tolerance, taps, info)
     return Comparison(
@@ -70,59 +65,67 @@ def compare_offline(
         reference=dump_info(pairs.expected, pairs.expected.info.get("dtype", known)),
         results=results,
         tolerance=tolerance,
-        logits=tuple(found.logits.values()),
-        missing=unjudged(known, results, found.logits.values()) | found.missing,
+        logits=tuple(found.logits),
+        missing=unjudged(known, results, found.logits) | found.missing,
         taps=taps,
         notes=(*pairs.notes, *left_out, *tolerance.idle(r.step for r in results), *reasons(pairs, results)),
         receipt=make_receipt(),
     )
 
 
-@dataclass
-class Found:
-    """What is gathered while two dumps are read: place and dtype by name, ``logits`` by step.
-
-    ``dtype`` is what is known of the engine's.
-    """
-
-    tolerance: Tolerance
-    rtol: float | None
-    atol: float | None
-    equal_nan: bool
-    missing: dict[str, str]
-    dtype: str = ""
-    results: list[SiteResult] = field(default_factory=list)
-    order: dict[str, int] = field(default_factory=dict)
-    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    logits: dict[int, LogitsMetrics] = field(default_factory=dict)
-
-    def take(self, pair: Pair) -> None:
-        """Measure a pair; one that cannot be compared is missing."""
+def step_through(
+    pairs: DumpPairs, found: Measured, tolerance: Tolerance, dtype: str, elementwise: Elementwise
+) -> tuple[Tap, ...]:
+    """Measure every pair, two tensors at a time; return their taps in the order in which they came."""
+    known = {tap.site: tap for tap in (*pairs.expected.taps, *pairs.actual.taps)}
+    taps: dict[str, Tap] = {}
+    order: dict[str, int] = {}
+    comparer = None
+    for pair in pairs.pairs():
         if pair.problem:
-            self.missing.setdefault(pair.name, f"{pair.problem}, step {pair.step}")
-            return
-        kind = judged_dtype(pair.actual.dtype, pair.expected.dtype)
-        exact = name_of(kind) in INTEGERS
-        rtol, atol = self.tolerance.elementwise((pair.name,), pair.step)
-        usual = (0.0, 0.0) if exact else (self.rtol, self.atol)
-        metrics = measure(
-            pair.actual,
-            pair.expected,
-            rtol=usual[0] if rtol is None else rtol,
-            atol=usual[1] if atol is None else atol,
-            equal_nan=self.equal_nan,
-        )
-        self.dtypes[pair.name] = kind if exact else self.dtypes.get(pair.name, kind)
-        place = self.order.setdefault(pair.name, len(self.order))
-        self.results.append(SiteResult(pair.step, pair.name, place, metrics, UNJUDGED))
-        if pair.name in LOGITS and pair.step not in self.logits and pair.actual.dim() > 1 and metrics.count:
-            self._take_logits(pair, kind)
+            found.missing.setdefault(pair.name, f"{pair.problem}, step {pair.step}")
+            continue
+        if comparer is None or comparer.step != pair.step:
+            inputs = tokens_of(pairs, pair.step)
+            comparer = Comparer(
+                (), pair.step, inputs, found, tolerance, dtype, generated=False, elementwise=elementwise
+            )
+        tap = taps[pair.name] = tap_of(pair, known.get(pair.name), taps.get(pair.name))
+        comparer.compare(order.setdefault(pair.name, len(order)), tap, pair.actual, pair.expected)
+        if tap.value == "logits":
+            comparer.compare_logits(pair.actual, pair.expected)
+    return tuple(taps.values())
 
-    def _take_logits(self, pair: Pair, kind: torch.dtype) -> None:
-        """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab]."""
-        if name_of(kind) in DTYPES:
-            a, b = (side[:, -1] if side.dim() == 3 else side for side in (pair.actual, pair.expected))
-            self.logits[pair.step] = measure_logits(a, b, dtype=rounded_as(kind, self.dtype), step=pair.step)
+
+def tap_of(pair: Pair, known: Tap | None, before: Tap | None) -> Tap:
+    """Describe a pair as a tap: as the trace on either side does, with the dtype that its numbers are judged by."""
+    tap = known or Tap(pair.name, "logits" if pair.name in LOGITS else pair.name)
+    if not known and pair.name in LOGITS and pair.actual.dim() == 3:
+        tap = replace(tap, axes=("batch", "length", ""))
+    if len(tap.axes) != pair.actual.dim():  # a name map cut or reshaped it
+        tap = replace(tap, axes=())
+    kind = judged_dtype(pair.actual.dtype, pair.expected.dtype)
+    dtype = tap.dtype if tap.dtype in INTEGERS else name_of(kind)
+    return replace(tap, dtype=before.dtype if before and dtype not in INTEGERS else dtype)
+
+
+def tokens_of(pairs: DumpPairs, step: int) -> dict[str, torch.Tensor]:
+    """Return the tokens and their mask that a trace recorded; padding that a name map describes is cut already."""
+    if pairs.name_map.padding is not None:
+        return {}
+    for dump in (pairs.expected, pairs.actual):
+        names = [name for name in ("input_ids", "attention_mask") if dump.taps and f"input:{name}" in dump.names(step)]
+        if names:
+            return {name: dump.load(step, f"input:{name}") for name in names}
+    return {}
+
+
+def floor_of(pairs: DumpPairs) -> Floor:
+    """Return the noise floor that lies beside the two traces of one run; none for any other two dumps."""
+    folder = pairs.actual.path.parent
+    if (pairs.actual.path.name, pairs.expected.path) != ("engine", folder / "reference"):
+        return {}
+    return read_floor(folder / BESIDE_TRACES) or {}
 
 
 def reasons(pairs: DumpPairs, results: Iterable[SiteResult]) -> tuple[str, ...]:
@@ -143,21 +146,6 @@ def engine_dtype(dtypes: Iterable[torch.dtype]) -> str:
     return name_of(max(found, key=lambda kind: EPSILON[name_of(kind)])) if found else "float32"
 
 
-def judged_dtype(actual: torch.dtype, expected: torch.dtype) -> torch.dtype:
-    """Return the coarser dtype, or that of the side with integers: ids are ids though the other tool wrote them as
-    floats. An 8-bit integer beside a float is a quantized number, and no id.
-    """
-    for one, other in ((actual, expected), (expected, actual)):
-        if name_of(one) in INTEGERS and one.itemsize > 1 and other.is_floating_point:
-            return one
-    return coarser(actual, expected)
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Return torch's name of a dtype without its prefix."""
-    return str(dtype).removeprefix("torch.")
-
-
 def one_sided(pairs: DumpPairs) -> dict[str, str]:
     """Return what only one side has, with the reason."""
     missing: dict[str, str] = {}
@@ -173,4 +161,4 @@ def one_sided(pairs: DumpPairs) -> dict[str, str]:
 def dump_info(dump: Dump, dtype: str) -> SessionInfo:
     """Describe a dump as a session."""
     facts: Mapping[str, str] = dict(dump.info)
-    return SessionInfo(str(dump.path), dump.format, dtype, facts=facts)
+    return SessionInfo(str(dump.path), dump.format, dtype, facts=facts, kernels=dump.kernels, recorded=True)

@@ -28,7 +28,7 @@ GROUP = "ditto-engine"
 
 
 @dataclass(frozen=True)
-class Options:
+class PytestOptions:
     """What the user chose for this run. Folders are absolute; ``None`` and ``0`` leave a choice to the default."""
 
     dump_dir: Path | None = None
@@ -48,12 +48,12 @@ class Options:
     pin_gpus: bool = True
 
 
-OPTIONS = pytest.StashKey[Options]()
+OPTIONS = pytest.StashKey[PytestOptions]()
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One choice: its field in :class:`Options`, its spellings, and how its text becomes a value.
+    """One choice: its field in :class:`PytestOptions`, its spellings, and how its text becomes a value.
 
     ``read`` takes the text and the folder that relative paths start from, and raises ``ValueError`` with what it
     expected. A ``switch`` takes no value on the command line, where giving it means ``on_value``. A ``repeatable`` one
@@ -119,14 +119,14 @@ SETTINGS = (
     Setting(
         "threads",
         read_threads,
-        "Run torch with N threads in ditto tests whose marker does not say [default: 1]",
+        "Run torch with N threads in ditto tests whose marker sets no number [default: 1]",
         "N",
         "DITTO_THREADS",
     ),
     Setting(
         "backend",
         read_backend,
-        "Use this backend in place of the markers'; of several in a marker, run this one only",
+        "Use this backend instead of the markers'; if a marker lists several, run only this one",
         "NAME",
         "DITTO_BACKEND",
     ),
@@ -148,7 +148,7 @@ SETTINGS = (
     Setting(
         "tolerance_factor",
         read_factor,
-        "Allow F times the noise floor in place of the markers' factors; rules by selector stay",
+        "Allow F times the noise floor instead of the markers' factors; rules by selector still apply",
         "F",
         "DITTO_TOLERANCE_FACTOR",
     ),
@@ -171,7 +171,7 @@ SETTINGS = (
     Setting(
         "localize_failed",
         read_seconds,
-        "Run a failed comparison that took at most SECONDS again to name the cause; default 5, 0 never",
+        "Run a failed comparison again to name the cause if it took at most SECONDS [default: 5; 0: never]",
         "SECONDS",
         "DITTO_LOCALIZE_FAILED",
     ),
@@ -185,13 +185,13 @@ SETTINGS = (
     Setting(
         "update_baseline",
         read_switch,
-        "Run the references of accuracy gates and write their baselines anew",
+        "Run the references of accuracy gates and rewrite their baselines",
         switch=True,
     ),
     Setting(
         "pin_gpus",
         read_switch,
-        "Let every worker of xdist use all GPUs, in place of one each",
+        "Let each xdist worker use all GPUs instead of one each",
         switch=True,
         on_value="false",
         flag_name="no_pin_gpus",
@@ -212,12 +212,12 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(setting.ini, f"Same as {setting.flag}", default=None)
 
 
-def read_options(config: pytest.Config) -> Options:
+def read_options(config: pytest.Config) -> PytestOptions:
     """Read every setting: command line over environment over ini over default.
 
-    Raises :class:`pytest.UsageError`, in one line, for a value that cannot be.
+    Raises :class:`pytest.UsageError`, in one line, for an invalid value.
     """
-    return Options(**{s.name: read_setting(config, s) for s in SETTINGS if find(config, s) is not None})
+    return PytestOptions(**{s.name: read_setting(config, s) for s in SETTINGS if find(config, s) is not None})
 
 
 def read_setting(config: pytest.Config, setting: Setting) -> Any:

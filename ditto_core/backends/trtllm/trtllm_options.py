@@ -15,7 +15,7 @@ PREFIXES = ("build.", "plugin.")
 
 
 @dataclass(frozen=True)
-class Options:
+class TrtllmOptions:
     """Settings.
 
     ``engine``: ``tensorrt``, ``pytorch``, or empty for the first that is installed. ``builder``: ``memory`` (from the
@@ -35,7 +35,7 @@ class Options:
     plugin: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: EngineSpec) -> Options:
+    def of(cls, spec: EngineSpec) -> TrtllmOptions:
         """Read a spec's options. Raises :class:`UsageError` for an unknown name or value."""
         own = {name: value for name, value in spec.options if not name.startswith(PREFIXES)}
         known = [f.name for f in fields(cls) if f.name not in ("build", "plugin")]

@@ -19,7 +19,7 @@ MOST_WORKSPACE = 2**50
 
 
 @dataclass(frozen=True)
-class Options:
+class TensorrtOptions:
     """How to build and run.
 
     ``taps``: ``outputs`` marks each tap as an output (it breaks fusions); ``unfused`` lets TensorRT hand over what it
@@ -66,12 +66,12 @@ class Options:
             raise UsageError(f"TensorRT option workspace is {self.workspace!r}, more than any GPU has")
 
     @classmethod
-    def of(cls, spec: EngineSpec) -> Options:
+    def of(cls, spec: EngineSpec) -> TensorrtOptions:
         """Read the options of a spec. Raises :class:`UsageError` for an unknown name or value."""
         return cls.parse(dict(spec.options))
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> Options:
+    def parse(cls, given: Mapping[str, Any]) -> TensorrtOptions:
         """Read options whose values may be text. Raises :class:`UsageError` for an unknown name or value."""
         known = [f.name for f in fields(cls)]
         for name in given:

@@ -1,0 +1,108 @@
+"""Which values of an ONNX graph are its outputs: taps are added to them, and an export's own are taken off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from ditto_core.errors import SelectorError, nearest
+from ditto_core.graphs.files import read_graph
+
+
+def add_outputs(model: onnx.ModelProto, values: Sequence[str]) -> None:
+    """Make values of the graph outputs, after those that are. Raises :class:`SelectorError` for an unknown value."""
+    graph = model.graph
+    known = {v.name: v for v in graph.value_info}
+    present = {v.name for v in graph.output}
+    produced = {name for node in graph.node for name in node.output if name}
+    for name in values:
+        if name in present:
+            continue
+        if name not in produced:
+            raise SelectorError(f"{name!r} is not a value of the ONNX graph{nearest(name, produced)}")
+        graph.output.append(known.get(name) or onnx.ValueInfoProto(name=name))
+        present.add(name)
+
+
+def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Return the model with other outputs; the engine finds their types."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.output[:]
+    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names))
+    return result
+
+
+def finish_export(
+    path: Path, outputs: Sequence[str], dimensions: Mapping[str, Mapping[int, str]]
+) -> dict[str, tuple[str, ...]]:
+    """Take all graph outputs but ``outputs`` off (their types stay known) and give dynamic dimensions readable names.
+
+    Returns the axis names of every value that was an output: the dimension's name, or "" for a constant one.
+    """
+    model = read_graph(path)
+    graph = model.graph
+    give_nodes_to_constants(graph)
+    renames = symbol_names(graph.input, dimensions)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = renames.get(dim.dim_param, dim.dim_param)
+    axes = {v.name: axes_of(v) for v in graph.output}
+    graph.value_info.extend(v for v in graph.output if v.name not in outputs)
+    kept = [v for name in outputs for v in graph.output if v.name == name]
+    del graph.output[:]
+    graph.output.extend(kept)
+    onnx.save(model, str(path))
+    return axes
+
+
+def give_nodes_to_constants(graph: onnx.GraphProto) -> None:
+    """Make an ``Identity`` of each output that the exporter folded to a constant, so that it stays a value.
+
+    The graph's own nodes read the constant as before.
+    """
+    folded = {value.name for value in graph.output} & {tensor.name for tensor in graph.initializer}
+    constants = {name: f"{name}:constant" for name in folded}
+    for tensor in graph.initializer:
+        tensor.name = constants.get(tensor.name, tensor.name)
+    for node in graph.node:
+        node.input[:] = [constants.get(name, name) for name in node.input]
+    for name, constant in sorted(constants.items()):
+        graph.node.insert(0, onnx.helper.make_node("Identity", [constant], [name], name=f"{name}:identity"))
+
+
+def input_shapes(path: Path) -> dict[str, tuple[int | str, ...]]:
+    """Return the size of each dimension of a graph's inputs, or its name where it is dynamic."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in read_graph(path).graph.input}
+    return {name: tuple(d.dim_param or d.dim_value for d in dims) for name, dims in shapes.items()}
+
+
+def axes_by_value(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the axis names of a graph's outputs, by value."""
+    return {value.name: axes_of(value) for value in read_graph(path).graph.output}
+
+
+def axes_of(value: onnx.ValueInfoProto) -> tuple[str, ...]:
+    """Return the names of a value's dimensions, "" for a constant one."""
+    return tuple(d.dim_param for d in value.type.tensor_type.shape.dim)
+
+
+def symbol_names(inputs: Iterable[Any], dimensions: Mapping[str, Mapping[int, str]]) -> dict[str, str]:
+    """Map the exporter's symbols (``s15``, ``s15 + s70``) to names, from the inputs whose dimensions are known."""
+    names: dict[str, str] = {}
+    for value in inputs:
+        known = dimensions.get(value.name, {})
+        for i, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.dim_param in names or not dim.dim_param or i not in known:
+                continue
+            # The tokens of a decoder have another length than those of its encoder; the first have the plain name.
+            taken = known[i] == "length" and known[i] in names.values()
+            names[dim.dim_param] = f"{value.name}_{known[i]}" if taken else known[i]
+    lengths = [symbol for symbol, name in names.items() if name == "length"]
+    pasts = [symbol for symbol, name in names.items() if name == "past"]
+    sums = {" + ".join(pair) for p in pasts for n in lengths for pair in ((p, n), (n, p))}
+    return names | dict.fromkeys(sums, "total")

@@ -1,0 +1,144 @@
+"""Run both sides of a pair once, with what belongs to a run: tolerance, noise floor, traces, local errors, receipt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.engines.workspace import torch_threads
+from ditto_core.errors import DittoError
+from ditto_core.session import LacksTaps
+from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor, write_floor
+from ditto_core.stepping.lockstep import Recorder, Sides, TapReader, recording
+from ditto_core.system.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from ditto_core.compare.comparison import Comparison
+    from ditto_core.localize import Localizer
+    from ditto_core.pair.pair_options import PairOptions
+    from ditto_core.pair.sessions import Sessions
+    from ditto_core.system.receipt import Receipt
+
+RunFn = Callable[[Sides, "Floor | None"], "tuple[Comparison, Floor]"]
+"""Steps the sides, with a noise floor where one is known; returns the comparison and the floor."""
+
+
+class Runner:
+    """Runs the sessions of a pair as its options say."""
+
+    def __init__(self, sessions: Sessions, options: PairOptions) -> None:
+        self._sessions, self._options = sessions, options
+        self.tolerance = Tolerance.of(options.tolerance)
+
+    def run(
+        self, run_fn: RunFn, key: Any, *, localize: bool | None, reader: TapReader | None, dump: Path | None
+    ) -> Comparison:
+        """Run and compare. ``key`` tells the inputs apart whose noise floors are kept, ``dump`` is the run's folder."""
+        sessions, options = self._sessions, self._options
+        self._check_tolerance()
+        path = sessions.workspace.floor_path(self._floor_key(key))
+        floor = read_floor(path)
+        low_precision = None if floor else sessions.low_precision
+        localizer = self._localizer() if (options.localize if localize is None else localize) else None
+        sides = Sides(
+            sessions.engine, sessions.reference, low_precision, sessions.untapped, localizer=localizer or reader
+        )
+        start = time.perf_counter()
+        with torch_threads(options.threads), recording(sides, self._writers(dump)):
+            comparison, measured = run_fn(sides, floor)
+        seconds = time.perf_counter() - start
+        if low_precision is not None:
+            write_floor(path, measured)
+        if dump is not None:
+            write_floor(dump / BESIDE_TRACES, measured)
+        comparison = replace(self._settled(comparison), dump=str(dump or ""), receipt=self._receipt())
+        if localizer is not None:
+            return self._localized(localizer, comparison)
+        if not comparison and seconds <= options.localize_failed:
+            return self._localized_again(run_fn, comparison, measured)
+        return comparison
+
+    def _check_tolerance(self) -> None:
+        """Raise :class:`~ditto_core.errors.SelectorError` for a rule that is about no site of this engine."""
+        if not self.tolerance.rules:
+            return
+        engine = self._sessions.built
+        taps = [name for tap in engine.taps for name in (tap.site, *tap.aliases)]
+        finals = set(self._sessions.export.finals) - {tap.value for tap in engine.taps}
+        logits = [name for tap in engine.taps if tap.value == "logits" for name in (tap.site, *tap.aliases)]
+        self.tolerance.check([*taps, *engine.refused, *finals], ["logits", *logits] if engine.decoder else [])
+
+    def _settled(self, comparison: Comparison) -> Comparison:
+        """Turn sites that an engine of fused layers, or a reference's dump, is known to lack into notes."""
+        engine, reference = self._sessions.built, self._sessions.reference
+        missing = {**engine.refused, **comparison.missing}
+        notes = comparison.notes
+        if missing and engine.partial:
+            notes = (*notes, f"{len(missing)} sites are fused away in this engine and were not compared at every step")
+            missing = {}
+        known = reference.absent if isinstance(reference, LacksTaps) else frozenset()
+        if absent := [site for site in missing if site in known]:
+            counts = f"{len(absent)} of {len(engine.taps)} sites"
+            notes = (*notes, f"the reference's dump lacks {counts}: {names(absent)}")
+            missing = {site: why for site, why in missing.items() if site not in absent}
+        return replace(comparison, missing=missing, notes=notes)
+
+    def _localized_again(self, run_fn: RunFn, failed: Comparison, floor: Floor) -> Comparison:
+        """Run once more for the local errors; a model that cannot be replayed on the engine's tensors only says so."""
+        try:
+            localizer = self._localizer()
+            with torch_threads(self._options.threads):
+                run_fn(Sides(self._sessions.engine, self._sessions.reference, localizer=localizer), floor)
+            return self._localized(localizer, failed)
+        except DittoError as error:
+            return replace(failed, notes=(*failed.notes, f"not localized: {error}"))
+
+    def _localizer(self) -> Localizer:
+        from ditto_core.pair.localizing import open_localizer
+
+        return open_localizer(self._sessions)
+
+    def _localized(self, localizer: Localizer, comparison: Comparison) -> Comparison:
+        from ditto_core.pair.localizing import localized
+
+        return localized(self._sessions, localizer, comparison)
+
+    def _receipt(self) -> Receipt:
+        from ditto_core.system.receipt import make_receipt
+
+        engine, digest = self._sessions.built, self._sessions.workspace.digest(self._sessions.spec.model)
+        reference = self._sessions.reference.info
+        facts = [reference.backend, reference.dtype, reference.device, dict(reference.facts)]
+        return make_receipt(
+            engine=engine.fingerprint,
+            reference=fingerprint(digest, [*facts, self._sessions.spec.attention]),
+            model=digest,
+            versions=engine.versions,
+            threads=self._options.threads,
+        )
+
+    def _floor_key(self, key: Any) -> str:
+        spec, reference = self._sessions.spec, self._sessions.reference.info
+        facts = [reference.backend, reference.dtype, dict(reference.facts), spec.dtype, spec.attention]
+        sites = [tap.site for tap in self._sessions.engine.taps]
+        return fingerprint(self._sessions.workspace.digest(spec.model), facts, sites, key)
+
+    def _writers(self, folder: Path | None) -> tuple[Recorder, Recorder] | None:
+        if folder is None:
+            return None
+        from ditto_core.trace import TraceWriter
+
+        engine, reference, taps = self._sessions.engine, self._sessions.reference, self._sessions.engine.taps
+        return (
+            TraceWriter(folder / "engine", engine.info, taps),
+            TraceWriter(folder / "reference", reference.info, taps),
+        )
+
+
+def names(sites: Sequence[str], most: int = 3) -> str:
+    """List the first few sites."""
+    return ", ".join(sites[:most]) + (" …" if len(sites) > most else "")

@@ -1,0 +1,68 @@
+"""OpenVINO as an engine: a decoder and a CNN pass, a wrong weight is found where it is."""
+
+import pytest
+from models import conv_net, llama
+
+from ditto_core.cache import Cache
+from ditto_core.engines.workspace import Workspace
+from ditto_core.errors import BackendError, RunError, UsageError
+from ditto_core.pair.pair import Pair
+from ditto_core.session import ShowsCache
+from ditto_core.spec import EngineSpec
+from tests.faults import scale_weight
+
+openvino = pytest.importorskip("openvino")
+
+
+def spec(model, **fields):
+    return EngineSpec.of(model, backend="openvino", outputs="**", **fields)
+
+
+def test_a_padded_batch_agrees_at_every_site_and_step(workspace):
+    pair = Pair(workspace, spec(llama))
+    found = pair.generate([[3, 1, 4, 1, 5], [2, 7]], max_new_tokens=4)
+    assert found, found
+    assert (found.steps, len(found.sites)) == (4, 26)
+    assert pair.engine.info.facts["precision"] == "f32"
+    assert isinstance(pair.engine, ShowsCache)
+    # 5 tokens of the prompt and the 3 that were fed after it.
+    assert pair.engine.past["past_key_values.0.key"].shape[:1] == (2,)
+    assert pair.engine.past["past_key_values.0.key"].shape[2] == 8
+    with pytest.raises(RunError, match="'attention_mask' is not given"):
+        pair.engine.step({}, lambda site, tensor: None)  # OpenVINO itself would take the last step's inputs
+
+
+def test_a_convolutional_model_agrees(workspace):
+    found = Pair(workspace, spec(conv_net)).run()
+    assert found, found
+    assert len(found.sites) == 6
+
+
+def test_a_wrong_weight_is_found_at_its_site(tmp_path, workspace, monkeypatch):
+    from ditto_core.backends.openvino import ENGINE_FILE, OpenVinoBackend
+
+    build = OpenVinoBackend.build
+
+    def build_faulty(self, request):
+        report = build(self, request)
+        scale_weight(request.directory / ENGINE_FILE, "model.layers.1.mlp.down_proj", 1.01)
+        return report
+
+    monkeypatch.setattr(OpenVinoBackend, "build", build_faulty)
+    found = Pair(Workspace(Cache(tmp_path)), spec(llama)).generate([3, 1, 4, 1, 5], max_new_tokens=2)
+    assert not found
+    assert found.first_bad.site == "model.layers.1.mlp.down_proj"
+    assert found.first_bad.metrics.rel_l2 == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        ({"dtype": "float16"}, BackendError, "float16"),
+        ({"options": {"thread": 2}}, UsageError, "thread"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(workspace, fields, error, text):
+    with pytest.raises(error, match=text) as caught:
+        workspace.build(spec(llama, **fields))
+    assert len(str(caught.value).splitlines()) == 1

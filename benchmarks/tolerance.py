@@ -23,7 +23,8 @@ from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.tolerance import EPSILON
 from ditto_core.engines.workspace import Workspace
 from ditto_core.model.loading import FAMILIES, tiny_decoder
-from ditto_core.pair.pair import Pair, PairOptions
+from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec, ModelSource
 
 FACTORS = (2, 3, 4, 5, 6, 8)

@@ -1,0 +1,102 @@
+"""The row [batch, position] of a tensor: the smallest unit that is judged.
+
+The relative L2 error of a whole tensor hides one wrong row of many: one row of zeros among 300 equal ones gives 0.06.
+So each row has an error of its own and a noise floor of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+POSITIONS = ("length", "total", "past")
+"""Axes that count positions; a tensor's rows are numbered by the first of them that it has."""
+
+BLOCK = 1 << 20
+"""Elements that are widened to float64 at a time."""
+
+SMALL = 2.0**-10
+"""A row's error is measured against at least this share of the root mean square row, so that rows of zeros have one."""
+
+
+@dataclass(frozen=True)
+class RowError:
+    """The row of a tensor that is furthest beyond its own noise floor.
+
+    ``index``: the row's place along batch and position, as far as the tensor has these axes. ``error`` and ``floor``:
+    rel-L2 of the engine's row and of the low-precision reference's, None where no floor was measured. ``rows``: how
+    many there are; ``width``: elements in each.
+    """
+
+    index: tuple[int, ...]
+    error: float
+    floor: float | None
+    rows: int
+    width: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dictionary for strict JSON; an infinite error is a text."""
+        return {**asdict(self), "error": self.error if math.isfinite(self.error) else str(self.error)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RowError:
+        """Inverse of :meth:`to_json`."""
+        return cls(**{**data, "index": tuple(data["index"]), "error": float(data["error"])})
+
+
+def row_dimensions(axes: Sequence[str]) -> tuple[int, ...]:
+    """Return the dimensions that number the rows of a tensor with these ``axes``: batch and position."""
+    position = next((axes.index(name) for name in POSITIONS if name in axes), None)
+    batch = axes.index("batch") if "batch" in axes else None
+    return tuple(sorted(dim for dim in (batch, position) if dim is not None))
+
+
+def row_errors(
+    actual: torch.Tensor, expected: torch.Tensor, axes: Sequence[str], valid: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """Return the relative L2 error ||a - b|| / ||b|| of each row, float64 [rows] in row-major order.
+
+    ``valid`` broadcasts to the shape; elements where it is False do not count. A NaN or Inf that the other side does
+    not have makes the row's error infinite. None for a tensor of fewer than two rows, for one without a batch or
+    position, and for integers.
+    """
+    kept = row_dimensions(axes)
+    count = math.prod(expected.shape[dim] for dim in kept)
+    if not kept or count < 2 or not expected.numel() or not expected.is_floating_point():
+        return None
+    order = (*kept, *(dim for dim in range(expected.dim()) if dim not in kept))
+    sides = [side.detach().to(expected.device) for side in (actual, expected)]
+    if valid is not None:
+        sides.append(valid.to(expected.device).expand(expected.shape))
+    flat = [side.permute(order).reshape(count, -1) for side in sides]
+    parts = zip(*(torch.split(side, max(1, BLOCK // flat[0].shape[1])) for side in flat), strict=True)
+    error, size = (torch.cat(sums) for sums in zip(*(norms(*part) for part in parts), strict=True))
+    usual = size.square().mean().sqrt()
+    found = torch.where(error == 0, 0, error / size.clamp(min=SMALL * float(usual)))
+    return torch.where(found.isnan(), torch.inf, found)
+
+
+def norms(a: torch.Tensor, b: torch.Tensor, valid: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ||a - b|| and ||b|| of each row of [rows, width], float64; what stands on both sides alike is no error."""
+    same, there = (a == b) | (a.isnan() & b.isnan()), b.isfinite()
+    if valid is not None:
+        same, there = same | ~valid, there & valid
+    return torch.where(same, 0, a.double() - b.double()).norm(dim=1), torch.where(there, b.double(), 0).norm(dim=1)
+
+
+def worst_row(errors: torch.Tensor, floors: torch.Tensor | None, shape: Sequence[int], axes: Sequence[str]) -> RowError:
+    """Return the row whose error is the largest multiple of its floor, which is at least the median row's.
+
+    ``errors`` and ``floors`` are what :func:`row_errors` returns. Without ``floors``: the row of the largest error.
+    """
+    usable = None if floors is None else floors.clamp(min=float(floors.median()))
+    ratios = errors if usable is None else torch.where(errors == 0, 0, errors / usable)
+    at = int(ratios.argmax())
+    sizes = [shape[dim] for dim in row_dimensions(axes)]
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), sizes))
+    floor = None if usable is None else float(usable[at])
+    return RowError(index, float(errors[at]), floor, len(errors), math.prod(shape) // len(errors))

@@ -1,0 +1,74 @@
+"""The error of each row [batch, position], worked out by hand."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from ditto_core.compare.rows import RowError, row_dimensions, row_errors, worst_row
+
+AXES = ("batch", "length", "")
+
+
+def rows(*values):
+    """Return a tensor [1, rows, 2]."""
+    return torch.tensor([values], dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("axes", "dims"),
+    [
+        (("batch", "length", ""), (0, 1)),
+        (("batch", "head", "length", "total"), (0, 2)),
+        (("batch", "head", "total", ""), (0, 2)),
+        (("batch", ""), (0,)),
+        (("", ""), ()),
+    ],
+)
+def test_rows_are_numbered_by_batch_and_position(axes, dims):
+    assert row_dimensions(axes) == dims
+
+
+def test_each_row_has_an_error_of_its_own():
+    errors = row_errors(rows((3, 4), (0, 0), (6, 8)), rows((3, 4), (3, 4), (6, 8)), AXES)
+    assert errors.tolist() == [0, 1, 0]
+    assert row_errors(rows((3, 4), (3, 9)), rows((3, 4), (3, 4)), AXES).tolist() == [0, 1]
+
+
+def test_a_row_of_zeros_is_measured_against_the_usual_row():
+    expected = rows((0, 0), (3, 4))
+    errors = row_errors(rows((0, 1e-6), (3, 4)), expected, AXES)
+    assert errors[0] == pytest.approx(1e-6 / (2**-10 * 5 / math.sqrt(2)))
+
+
+def test_padding_does_not_count():
+    valid = torch.tensor([[[False], [True]]])
+    assert row_errors(rows((9, 9), (3, 4)), rows((3, 4), (3, 4)), AXES, valid).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("value", "error"), [(math.nan, math.inf), (math.inf, math.inf)])
+def test_what_is_not_finite_on_one_side_only_is_infinitely_wrong(value, error):
+    assert row_errors(rows((value, 4), (3, 4)), rows((3, 4), (3, 4)), AXES).tolist() == [error, 0]
+    assert row_errors(rows((3, 4), (3, 4)), rows((value, 4), (3, 4)), AXES).tolist() == [error, 0]
+    assert row_errors(rows((value, 4), (3, 4)), rows((value, 4), (3, 4)), AXES).tolist() == [0, 0]
+
+
+def test_a_tensor_of_one_row_or_of_integers_has_no_rows():
+    assert row_errors(rows((1, 2)), rows((1, 2)), AXES) is None
+    assert row_errors(torch.zeros(3, 2), torch.zeros(3, 2), ("", "")) is None
+    ids = torch.arange(4).reshape(1, 4, 1)
+    assert row_errors(ids, ids, AXES) is None
+
+
+def test_the_worst_row_is_the_one_furthest_beyond_its_own_floor():
+    errors, floors = torch.tensor([0.4, 0.2, 0.1, 0.01]), torch.tensor([0.3, 0.01, 0.02, 0.001])
+    found = worst_row(errors, floors, (2, 2, 8), AXES)
+    assert (found.index, found.rows, found.width) == ((0, 1), 4, 8)
+    assert (found.error, found.floor) == (pytest.approx(0.2), pytest.approx(0.01))  # the median floor is 0.01
+
+
+def test_without_floors_the_worst_row_has_the_largest_error():
+    found = worst_row(torch.tensor([0.1, math.inf, 0.2]), None, (1, 3, 5), AXES)
+    assert (found.index, found.error, found.floor) == ((0, 1), math.inf, None)
+    assert RowError.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False))) == found

@@ -85,7 +85,7 @@ class TensorrtOptions:
             return [profile]
         if self.profiles == "split":
             return [replace(profile, length=Range(1, 1, 1)), profile]
-        return [ShapeProfile.parse(each, each) for each in self.profiles]
+        return [ShapeProfile.parse(each, dict(profile.more)) for each in self.profiles]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""

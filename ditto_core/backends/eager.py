@@ -92,6 +92,6 @@ class Widen(TorchFunctionMode):
         """Run ``func``; where it asks for float32 it gets float64."""
         if func is torch.Tensor.float:
             return torch.Tensor.to(args[0], torch.float64)
-        if func is torch.tensor and isinstance(args[0], float):
+        if func in (torch.tensor, torch.full) and args and isinstance(args[-1], float):
             kwargs = {"dtype": torch.float64, **(kwargs or {})}  # the lowest float64 does not fit what is the default
         return func(*map(wider, args), **{k: wider(v) for k, v in (kwargs or {}).items()})

@@ -124,12 +124,8 @@ class Pair:
                 on_step=self.on_step,
             )
 
-        unseen = [name for name in TOWERS if getattr(self.model_config, name, None) is not None]
-        notes = (
-            [f"text tokens alone do not reach {', '.join(unseen)}: that part of the model was not run"]
-            if unseen
-            else []
-        )
+        towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
+        notes = [f"text tokens do not reach the {name} part of this model: it was not run" for name in towers]
         return self._run(run_fn, [batch.input_ids.tolist(), batch.mask.tolist(), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:

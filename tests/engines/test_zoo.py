@@ -56,6 +56,24 @@ def test_segformer_takes_images_of_three_sizes(pair_of):
         pair.run({"pixel_values": torch.rand(2, 3, height, width)}).assert_close()
 
 
+def test_a_reference_that_fills_in_the_lowest_float64_computes(pair_of):
+    pair = pair_of("xglm", outputs="model.layer_norm")
+    session = pair.workspace.eager(pair.spec, (), dtype="float64")
+    session.start(1)
+    ids = torch.tensor([[5, 6, 7]])
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": torch.arange(3)[None]}
+    assert session.step(given, lambda site, tensor: None)["logits"].dtype == torch.float64
+    session.close()
+
+
+def test_a_part_that_text_tokens_do_not_reach_is_told(pair_of, monkeypatch):
+    pair = pair_of("llama", outputs="model.norm")
+    monkeypatch.setattr(pair.model_config, "vision_config", {"hidden_size": 8}, raising=False)
+    assert "vision" in " ".join(pair.generate([[5, 6, 7]], max_new_tokens=1).notes)
+    monkeypatch.delattr(pair.model_config, "vision_config")
+    assert "vision" not in " ".join(pair.generate([[5, 6, 7]], max_new_tokens=1).notes)
+
+
 def test_families_are_called_what_they_are():
     assert len(FAMILIES) >= 80
     assert factory("llama").__name__ == "llama"

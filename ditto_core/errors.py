@@ -5,9 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from ditto_core.visible import lines
+
 
 class DittoError(Exception):
-    """Base of every error that this library raises on purpose."""
+    """Base of every error that this library raises on purpose. Its text is safe to show, whatever names it holds."""
+
+    def __str__(self) -> str:
+        return lines(super().__str__())
 
 
 class UsageError(DittoError):

@@ -114,7 +114,7 @@ def final_site(name: str, taken: Mapping[str, Tap]) -> str:
 
     ``taken`` are the taps by site, with those of final outputs or without.
     """
-    return f"{name}:out" if name in taken and taken[name].value != name else name
+    return f"output:{name}" if name in taken and taken[name].value != name else name
 
 
 def pattern(selector: str) -> re.Pattern[str]:

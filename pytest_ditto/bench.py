@@ -30,11 +30,12 @@ class Bench:
         self._pair: Pair | None = None
 
     def pair(self, spec: EngineSpec, options: PairOptions) -> Pair:
-        """Return a pair without comparisons, with the sessions of the last one where they are the same."""
+        """Return a pair without comparisons, with the last one's sessions where they and the model are the same."""
         from ditto_core.pair.pair import Pair
 
         last = self._pair
-        if last is not None and last.spec == spec and last.options.same_sessions(options):
+        changed = self.workspace.renew(spec.model)
+        if last is not None and not changed and last.spec == spec and last.options.same_sessions(options):
             self._pair = Pair(self.workspace, spec, options, sessions=last.sessions)
         else:
             self.close()

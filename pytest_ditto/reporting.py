@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ditto_core.errors import CacheError, DittoError, TraceError, UsageError
+from ditto_core.visible import visible
 from pytest_ditto import reports
 from pytest_ditto.bench import NOTES
 from pytest_ditto.fixtures import PAIR, UNAVAILABLE
@@ -73,6 +74,7 @@ def comparisons(item: pytest.Item, call: pytest.CallInfo[None]) -> list[Comparis
 
 def numbers_of(run: Comparison) -> dict[str, Any]:
     """Return a comparison's numbers, for reports and for the summary."""
+    run = run.shown
     worst, bad = run.worst, run.first_bad
     return {
         "engine": run.engine.label,
@@ -83,6 +85,8 @@ def numbers_of(run: Comparison) -> dict[str, Any]:
         "worst_step": worst.step if worst else 0,
         "worst_margin": worst.verdict.margin if worst else 0.0,
         "first_bad": f"{bad.site}, step {bad.step}" if bad else "",
+        "unjudged_output": next((f"{r.site}, step {r.step}" for r in run.unjudged_outputs), ""),
+        "unjudged_sites": len({r.site for r in run.inconclusive}),
         "ok": bool(run),
         "dump": run.dump,
     }
@@ -196,8 +200,8 @@ class Tally:
         lines = [line_of(*run) for run in failed[:SHOWN]]
         if len(failed) > SHOWN:
             lines.append(f"and {len(failed) - SHOWN} more that diverge")
-        lines += [f"note: {note}" for note in dict.fromkeys(self.notes)]
-        lines += [f"skipped {count}: {reason}" for reason, count in self.unavailable.most_common()]
+        lines += [visible(f"note: {note}") for note in dict.fromkeys(self.notes)]
+        lines += [visible(f"skipped {count}: {reason}") for reason, count in self.unavailable.most_common()]
         if self.bad_inputs:
             lines.append(f"bad input in {self.bad_inputs} test{'s' * (self.bad_inputs != 1)}: exit code 4")
         return lines + self.total()
@@ -208,13 +212,18 @@ class Tally:
             return []
         run, nodeid, _ = max(self.runs, key=lambda run: run[0]["worst_margin"])
         sites = sum(run["sites"] for run, _, _ in self.runs)
+        unjudged = sum(run["unjudged_sites"] for run, _, _ in self.runs)
+        judged = f"{sites} sites" + (f" ({unjudged} not judged)" if unjudged else "")
         count = len(self.runs)
         worst = f"worst margin {run['worst_margin']:.3g} at {run['worst_site']}, step {run['worst_step']} ({nodeid})"
-        return [f"ditto-engine: {count} comparison{'s' * (count != 1)}, {sites} sites, {worst}"]
+        return [f"ditto-engine: {count} comparison{'s' * (count != 1)}, {judged}, {worst}"]
 
 
 def line_of(run: dict[str, Any], nodeid: str, outcome: str) -> str:
     """Return one diverging comparison's line."""
-    first = f"first bad site {run['first_bad']}" if run["first_bad"] else "sites that could not be compared"
+    first = "sites that could not be compared"
+    if run["first_bad"] or run["unjudged_output"]:
+        bad, output = run["first_bad"], run["unjudged_output"]
+        first = f"first bad site {bad}" if bad else f"could not be judged: output {output}"
     unasserted = " [the test passed: nothing asserted it]" if outcome == "passed" else ""
     return f"{run['worst_margin']:.3g} x bound  {nodeid}  {run['engine']}: {first}{unasserted}"

@@ -81,9 +81,8 @@ def _files(path: Path) -> list[Path]:
 
 def write_manifest(path: Path, kind: str, key: str, describe: Mapping[str, Any]) -> None:
     """Record what the entry in ``path`` is and the digest of each of its files, and force all of it to the disk."""
-    files = {}
+    files = _digests(path)
     for file in _files(path):
-        files[file.relative_to(path).as_posix()] = {"sha256": hash_file(file), "size": file.stat().st_size}
         sync(file)
     versions = {"ditto_core": __version__, "python": platform.python_version()}
     body = {"kind": kind, "key": key, "created": time.time(), "describe": dict(describe), "files": files}
@@ -91,6 +90,16 @@ def write_manifest(path: Path, kind: str, key: str, describe: Mapping[str, Any])
     (path / MANIFEST).write_text(json.dumps({**body, "digest": fingerprint(body)}, indent=1) + "\n")
     for folder in (path / MANIFEST, *(p for p in path.rglob("*") if p.is_dir()), path):
         sync(folder)
+
+
+def content_digest(path: Path) -> str:
+    """Return one digest of the names and bytes of an entry's files, or of those of a folder that will be one."""
+    manifest = read_manifest(path)
+    return fingerprint(manifest["files"] if manifest else _digests(path))
+
+
+def _digests(path: Path) -> dict[str, dict[str, Any]]:
+    return {f.relative_to(path).as_posix(): {"sha256": hash_file(f), "size": f.stat().st_size} for f in _files(path)}
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

@@ -109,6 +109,20 @@ class Cache:
                 discard(path)
             return self._shared(path, build, describe, say) if self.remote else self._build(path, build, describe)
 
+    def replace(
+        self, kind: str, key: str, build: Build, *, describe: Mapping[str, Any], on_event: OnEvent | None = None
+    ) -> Path:
+        """Build an entry in the place of one whose bytes are sound but which is not what its key stands for."""
+        say = on_event or _ignore
+        path = self.root / _checked(kind) / _checked(key)
+        with self._explained(), self._locked(kind, key, say):
+            if path.exists():
+                discard(path)
+            self._build(path, build, describe)
+            if self.remote:
+                self._push(path, say, replace=True)
+        return path
+
     def state(self, name: str) -> Path:
         """Return a folder for by-products that may be lost and are not verified (timing caches)."""
         path = self.root / STATE / _checked(name)
@@ -173,11 +187,15 @@ class Cache:
         finally:
             shutil.rmtree(work, ignore_errors=True)
         self._build(path, build, describe)
-        try:
-            remote.push(path, replace=damaged)
-        except Exception as error:  # noqa: BLE001 - as above
-            say(f"{self.remote} cannot be written ({error_line(error)}); {name} is in the local cache only")
+        self._push(path, say, replace=damaged)
         return path
+
+    def _push(self, path: Path, say: OnEvent, *, replace: bool) -> None:
+        try:
+            Remote(self.remote).push(path, replace=replace)
+        except Exception as error:  # noqa: BLE001 - every file system has errors of its own
+            name = f"{path.parent.name}/{path.name[:12]}"
+            say(f"{self.remote} cannot be written ({error_line(error)}); {name} is in the local cache only")
 
     def _build(self, path: Path, build: Build, describe: Mapping[str, Any]) -> Path:
         work = self._work(path)

@@ -79,8 +79,10 @@ def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
 
 
 def final_results(comparison: Comparison) -> Iterator[SiteResult]:
-    """Yield the results of the final outputs: of the sites that come last."""
-    if comparison.results:
+    """Yield the results of the final outputs; where none is known to be one, of the sites that come last."""
+    outputs = [r for r in comparison.results if r.final]
+    yield from outputs
+    if comparison.results and not outputs:
         last = max(r.order for r in comparison.results)
         yield from (r for r in comparison.results if r.order == last)
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ditto_core.errors import DittoError
+from ditto_core.visible import visible
 
 COMMANDS = ("build", "run", "compare", "localize", "report", "inspect", "fuzz", "calibrate", "doctor")
 INTERRUPTED = 130
@@ -61,7 +62,9 @@ def main() -> None:
         print(f"ditto: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        print(f"ditto: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        print(
+            visible(f"ditto: {error.strerror or error}{f': {error.filename}' * bool(error.filename)}"), file=sys.stderr
+        )
         sys.exit(2)
     except (KeyboardInterrupt, SystemExit) as end:  # Typer makes an exit of Ctrl-C, without a word
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:

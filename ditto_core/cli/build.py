@@ -12,6 +12,7 @@ import typer
 
 from ditto_core.errors import UsageError
 from ditto_core.spec import ALL_SITES, EngineSpec
+from ditto_core.visible import visible
 
 ADD_OUTPUT_VARIABLE = "TRTLLM_ADD_OUTPUT"
 
@@ -51,7 +52,7 @@ def command(
     if output_dir is not None:
         engine = engine.copy_to(output_dir)
     for site, reason in engine.refused.items():
-        typer.echo(f"ditto: {site} is no output: {reason}", err=True)
+        typer.echo(visible(f"ditto: {site} is no output: {reason}"), err=True)
     typer.echo(f"{len(engine.taps)} extra outputs", err=True)
     typer.echo(str(engine.directory))
 

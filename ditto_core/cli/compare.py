@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ditto_core.errors import UsageError
+from ditto_core.visible import visible
 
 if TYPE_CHECKING:
     from ditto_core.compare.bounds import Rule
@@ -83,7 +84,7 @@ def show(found: Comparison, verbose: bool) -> None:
     from ditto_core.compare.text import ROWS, failure_message, table
 
     for note in found.notes:
-        typer.echo(f"note: {note}", err=True)
+        typer.echo(visible(f"note: {note}"), err=True)
     typer.echo(table(found, len(found.sites) if verbose else ROWS))
     if not found:
         typer.echo(failure_message(found), err=True)

@@ -12,6 +12,7 @@ from ditto_core.cli import gate_options as shared
 from ditto_core.cli import screen
 from ditto_core.errors import UsageError
 from ditto_core.system.sizes import format_age, parse_age
+from ditto_core.visible import lines
 
 if TYPE_CHECKING:
     from ditto_core.gates import Baseline, GateResult
@@ -109,10 +110,10 @@ def check(
     gate = project_gate(Path.cwd(), words[0]).gate() if len(words) == 2 else None
     result = GateResult.load(path)
     for line in receipt_lines(result):
-        typer.echo(line)
+        typer.echo(lines(line))
     strange = gate.differences(result) if gate else []
     for problem in [*strange, *objections(result, oldest, commit, gpu)]:
-        typer.echo(f"ditto: {path}: {problem}", err=True)
+        typer.echo(lines(f"ditto: {path}: {problem}"), err=True)
         raise typer.Exit(1)
     show(result)
     raise typer.Exit(0 if result else 1)
@@ -138,7 +139,7 @@ def save_baseline(result: GateResult, path: Path) -> None:
 def finish(result: GateResult, output: Path) -> None:
     """Show a result and exit as it says; a shard alone is not judged."""
     for note in result.notes:
-        typer.echo(f"ditto: warning: {note}", err=True)
+        typer.echo(lines(f"ditto: warning: {note}"), err=True)
     if result.shard:
         typer.echo(f"shard {result.shard}: {len(result.records)} of {len(result.ids)} samples in {output}")
         return
@@ -151,9 +152,9 @@ def show(result: GateResult) -> None:
     """Print verdict and table."""
     from ditto_core.gates.text import table
 
-    typer.echo(result.summary)
+    typer.echo(lines(result.summary))
     if text := table(result):
-        typer.echo(text)
+        typer.echo(lines(text))
 
 
 def receipt_lines(result: GateResult) -> list[str]:

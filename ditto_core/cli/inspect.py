@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
+
+from ditto_core.visible import visible
 
 if TYPE_CHECKING:
     from ditto_core.backends.base import EngineTensor, Inspection
@@ -33,7 +36,8 @@ def command(
         typer.echo(json.dumps(to_json(built, inside), indent=1, default=str))
         return
     console = Console()
-    console.print(f"{built.spec.model.label} {built.spec.label}: {len(built.taps)} taps", highlight=False)
+    title = f"{built.spec.model.label} {built.spec.label}: {len(built.taps)} taps"
+    console.print(visible(title), highlight=False, markup=False)
     for table in tables(built, inside, layers):
         if table.row_count:
             console.print(table)
@@ -81,7 +85,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
         pad_edge=False,
     )
     for row in rows:
-        made.add_row(*(cell.replace("[", "\\[") for cell in row))
+        made.add_row(*(escape(visible(cell)) for cell in row))
     return made
 
 

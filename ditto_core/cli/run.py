@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ditto_core.visible import lines
+
 
 def command(
     engine_dir: Annotated[Path, typer.Option(help="Engine directory, as `ditto build` printed it.")],
@@ -25,7 +27,7 @@ def command(
     engine = Engine.load(engine_dir)
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
     for text in generate(engine, prompts, steps=max_output_len, dump=dump_dir, tokenizer_from=model):
-        typer.echo(text)
+        typer.echo(lines(text))
 
 
 def parse_ids(text: str) -> list[int]:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
+
+from ditto_core.visible import visible
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
@@ -22,11 +25,11 @@ def workspace(cache_dir: Path | str | None = None, artifacts: Path | None = None
 
     def progress(message: str) -> AbstractContextManager[object]:
         if not console.is_terminal:
-            console.print(f"{message} …", highlight=False)
-        return console.status(f"{message} …")
+            console.print(visible(f"{message} …"), highlight=False, markup=False)
+        return console.status(escape(visible(f"{message} …")))
 
     def say(message: str) -> None:
-        console.print(f"ditto: {message}", highlight=False)
+        console.print(visible(f"ditto: {message}"), highlight=False, markup=False)
 
     return Workspace(Cache.at(cache_dir), say, progress, artifacts)
 

@@ -28,6 +28,7 @@ from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap, matches, no_match
 from ditto_core.system.files import reading, replace_text
 from ditto_core.system.receipt import Receipt
+from ditto_core.visible import visible
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,7 +56,8 @@ class ComparisonData:
     receipt: Receipt | None = None
 
     def __bool__(self) -> bool:
-        return self.measured and not self.missing and not self.failures and self.logits_ok
+        judged = not self.missing and not self.unjudged_outputs
+        return self.measured and judged and not self.failures and self.logits_ok
 
     def __iter__(self) -> Iterator[SiteResult]:
         return iter(sorted(self.results, key=lambda r: (-r.verdict.margin, r.step, r.order)))
@@ -86,6 +88,11 @@ class ComparisonData:
         """Tell whether any element was compared: tensors that are all empty say nothing."""
         return any(result.metrics.count for result in self.results)
 
+    @cached_property
+    def shown(self) -> Self:
+        """The comparison with names that may be shown anywhere (:func:`~ditto_core.visible.visible`)."""
+        return visible(self)
+
     @property
     def steps(self) -> int:
         """Number of steps compared."""
@@ -105,6 +112,17 @@ class ComparisonData:
     def first_bad(self) -> SiteResult | None:
         """The first site, at the earliest failing step, whose error exceeds its bound and does not heal."""
         return next(iter(self.failures), None)
+
+    @cached_property
+    def inconclusive(self) -> tuple[SiteResult, ...]:
+        """Results that could not be judged, earliest step first, then topological order."""
+        found = (r for r in self.results if not r.verdict.judged)
+        return tuple(sorted(found, key=lambda r: (r.step, r.order)))
+
+    @property
+    def unjudged_outputs(self) -> tuple[SiteResult, ...]:
+        """Final outputs that could not be judged: they make the comparison fail."""
+        return tuple(r for r in self.inconclusive if r.final)
 
     @property
     def healed(self) -> tuple[SiteResult, ...]:
@@ -157,6 +175,7 @@ class ComparisonData:
         return {
             "schema_version": SCHEMA_VERSION,
             "ok": bool(self),
+            "inconclusive": len(self.inconclusive),
             "engine": asdict(self.engine),
             "reference": asdict(self.reference),
             "tolerance": self.tolerance.to_json(),

@@ -15,6 +15,9 @@ from ditto_core.compare.verdict import WITHIN, Verdict, decide
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 
+UNTAPPED = ":untapped"
+"""Port of a final output's name that stands for the same output of the engine without taps."""
+
 
 def judge(
     results: Sequence[SiteResult], tolerance: Tolerance, taps: Iterable[Tap], engine: SessionInfo
@@ -22,13 +25,21 @@ def judge(
     """Give every measurement its verdict, then mark those that heal downstream."""
     taps = tuple(taps)
     names = {tap.site: (tap.site, *tap.aliases) for tap in taps}
-    exact = {tap.site for tap in taps if tap.dtype in INTEGERS}
-    usual = usual_floors(results)
+    usual = usual_floors(r for r in results if r.floor is not None and tolerance.usable(r.floor))
+    reasons = unusable_floors(results, tolerance, engine.dtype)
 
     def verdict(r: SiteResult) -> Verdict:
-        floor = None if r.floor is None else max(r.floor, usual[r.site, r.step > 0])
-        sites = names.get(r.site, (r.site,))
-        return tolerance.judge(sites, r.step, r.metrics, engine.judged_as, floor, engine.kernels, r.site in exact)
+        known = () if r.floor is None else (r.floor, usual.get((r.site, r.step > 0), 0.0))
+        return tolerance.judge(
+            names_of(r.site, taps),
+            r.step,
+            r.metrics,
+            r.dtype or engine.judged_as,
+            max(known, default=None),  # the first where it is NaN
+            engine.kernels,
+            r.dtype in INTEGERS,
+            reasons.get(kind_of(r), ""),
+        )
 
     judged = [replace(r, verdict=verdict(r), healed=False) for r in results]
     return tuple(mark_healed(judged, names))
@@ -55,10 +66,43 @@ def judge_logits(
 
 
 def unjudged(dtype: str, results: Iterable[SiteResult], logits: Collection[LogitsMetrics]) -> dict[str, str]:
-    """Return what is missing for a verdict on a quantized engine, by site: its logits, where no rule judges a site."""
-    if not quantized_bounds(dtype) or len(logits) or any(math.isfinite(r.verdict.bound) for r in results):
+    """Return what is missing for a verdict on a quantized engine, by site: its logits, where there are none and no rule
+    judges each of its outputs (each site, where no output is known)."""
+    found = list(results)
+    outputs = [r for r in found if r.final] or found
+    judged = outputs and all(math.isfinite(r.verdict.bound) for r in outputs)
+    if not quantized_bounds(dtype) or len(logits) or judged:
         return {}
     return {"logits": f"an {dtype} engine is judged by its logits, which there are none of: give a tolerance by site"}
+
+
+def names_of(site: str, taps: Iterable[Tap]) -> tuple[str, ...]:
+    """Return every name by which a rule may mean a site; an output of the untapped engine has the tapped one's too."""
+    output = site.removesuffix(UNTAPPED)
+    for tap in taps:
+        if site in (tap.site, *tap.aliases):
+            return (tap.site, *tap.aliases)
+        if site != output == tap.value:
+            return (site, output, tap.site, *tap.aliases)
+    return (site,) if site == output else (site, output)
+
+
+def unusable_floors(results: Iterable[SiteResult], tolerance: Tolerance, dtype: str) -> dict[str, str]:
+    """Return why floors are not usable, by kind, each with the first site in topological order that shows it."""
+    found: dict[str, str] = {}
+    for r in sorted(results, key=lambda r: (r.step, r.order)):
+        if r.floor is not None and not tolerance.usable(r.floor):
+            found.setdefault(kind_of(r), f"{kind_of(r).format(dtype=dtype, floor=r.floor)}, first at {r.site}")
+    return found
+
+
+def kind_of(result: SiteResult) -> str:
+    """Return what a floor that is not usable says of the reference, as a template of ``dtype`` and ``floor``."""
+    if result.floor is not None and math.isnan(result.floor):
+        return "the reference does not repeat itself"
+    if result.metrics.nan_expected + result.metrics.inf_expected:
+        return "the reference itself has NaN or Inf"
+    return "eager in {dtype} overflows" if result.floor == math.inf else "eager in {dtype} is itself off by {floor:.1e}"
 
 
 def usual_floors(results: Iterable[SiteResult]) -> Mapping[tuple[str, bool], float]:
@@ -87,7 +131,7 @@ def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ..
     for result in results:
         later = (known.get((result.step, path)) for path in enclosing(result.site))
         fine = any(o and o.order > result.order and o.verdict.status == WITHIN for o in later)
-        healed = not result.verdict.ok and fine
+        healed = not result.verdict.ok and fine and not result.final
         yield replace(result, healed=healed)
 
 

@@ -16,6 +16,7 @@ HEAD = ("error / bound", "fails", "worst step", "site", "value", "bound", "max a
 
 def notebook_html(comparison: ComparisonData, rows: int = ROWS) -> str:
     """Return the verdict, the error along the depth as a sparkline, and the worst sites."""
+    comparison = comparison.shown
     shown = comparison.first_bad or comparison.worst
     depth = [*text.depth(comparison, shown.step)] if shown else []
     head = "".join(f"<th>{name}</th>" for name in HEAD)

@@ -16,7 +16,9 @@ class SiteResult:
     """One tensor of one step: how far the engine's is from the reference's, and what that means.
 
     ``floor`` is the reference's own error there in the engine's dtype. ``order`` is topological. ``healed``: the
-    error exceeds its bound but is gone at the end of an enclosing module.
+    error exceeds its bound but is gone at the end of an enclosing module. ``final``: the tensor is an output of the
+    model, so nothing that comes after can heal it, and a run that cannot judge it fails. ``dtype``: that of the tensor
+    where its own bounds hold (integers; dumps of engines whose dtype is not known), else empty: the engine's hold.
     """
 
     step: int
@@ -26,6 +28,8 @@ class SiteResult:
     verdict: Verdict
     floor: float | None = None
     healed: bool = False
+    final: bool = False
+    dtype: str = ""
 
     @property
     def ok(self) -> bool:
@@ -95,7 +99,7 @@ def row(result: SiteResult) -> dict[str, Any]:
 def result_to_json(result: SiteResult) -> dict[str, Any]:
     """Return a JSON-ready dictionary of one result."""
     verdict = {k: encode(v) for k, v in asdict(result.verdict).items()}
-    flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed")}
+    flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed", "final", "dtype")}
     return {**flat, "floor": encode(result.floor), "verdict": verdict, "metrics": result.metrics.to_json()}
 
 

@@ -20,6 +20,7 @@ ROWS = 15
 
 def failure_message(comparison: ComparisonData) -> str:
     """Return why a comparison failed, in at most ten lines; the first has the site, step, number and bound."""
+    comparison = comparison.shown
     lines = [headline(comparison)]
     bad = comparison.first_bad
     if bad is not None:
@@ -33,12 +34,21 @@ def failure_message(comparison: ComparisonData) -> str:
 
 def headline(comparison: ComparisonData) -> str:
     """Return the verdict in one line."""
+    comparison = comparison.shown
     bad = comparison.first_bad
     if bad is not None:
         return f"engine diverges at {bad.site}, step {bad.step}: {bad.verdict}"
     step, verdict = next(((s, v) for s, v in comparison.logits_verdicts if not v.ok), (0, None))
     if verdict is not None:
         return f"engine diverges at the logits, step {step}: {verdict}"
+    return no_verdict(comparison) or agreement(comparison)
+
+
+def no_verdict(comparison: ComparisonData) -> str:
+    """Return what could not be judged or compared at all; empty where nothing is in the way of a verdict."""
+    if comparison.unjudged_outputs:
+        output = comparison.unjudged_outputs[0]
+        return f"the output {output.site}, step {output.step}, could not be judged: {output.verdict}"
     if comparison.missing:
         site, reason = next(iter(comparison.missing.items()))
         count = len(comparison.missing)
@@ -47,6 +57,11 @@ def headline(comparison: ComparisonData) -> str:
         return "nothing was compared: the engine has no outputs in common with its reference"
     if not comparison.measured:
         return f"nothing was compared: the tensors of all {len(comparison.sites)} sites are empty"
+    return ""
+
+
+def agreement(comparison: ComparisonData) -> str:
+    """Return the worst result of a comparison in which nothing failed."""
     worst = comparison.worst
     assert worst is not None
     return f"engine agrees: worst is {worst.site}, step {worst.step}: {worst.verdict}"
@@ -110,8 +125,12 @@ def spread(comparison: ComparisonData, bad: SiteResult) -> str:
 
 
 def final_result(comparison: ComparisonData, step: int) -> SiteResult | None:
-    """Return the result of the model's last tensor (a decoder's logits) at a step."""
-    return max((r for r in comparison.results if r.step == step), key=lambda r: r.order, default=None)
+    """Return the worst of the model's outputs at a step; the last tensor where none is known to be an output."""
+    found = [r for r in comparison.results if r.step == step]
+    outputs = [r for r in found if r.final]
+    if outputs:
+        return max(outputs, key=lambda r: (not r.verdict.ok, not r.verdict.judged, r.verdict.margin))
+    return max(found, key=lambda r: r.order, default=None)
 
 
 def output_error(comparison: ComparisonData) -> str:
@@ -148,11 +167,20 @@ def observer_effect(comparison: ComparisonData) -> str:
 
 
 def missing(comparison: ComparisonData) -> str:
-    """Return how many sites could not be compared, when the headline speaks of something else."""
-    if not comparison.missing or comparison.first_bad is None:
+    """Return how many sites were not compared, when the headline speaks of something else, or not judged."""
+    lines = [unjudged(comparison)]
+    if comparison.missing and comparison.first_bad is not None:
+        site, reason = next(iter(comparison.missing.items()))
+        lines.append(f"not compared: {len(comparison.missing)} sites, {site}: {reason}")
+    return "; ".join(filter(None, lines))
+
+
+def unjudged(comparison: ComparisonData) -> str:
+    """Return how many sites could not be judged, and why; empty when all were."""
+    sites = {r.site for r in comparison.inconclusive}
+    if not sites:
         return ""
-    site, reason = next(iter(comparison.missing.items()))
-    return f"not compared: {len(comparison.missing)} sites, {site}: {reason}"
+    return f"not judged: {len(sites)} of {len(comparison.sites)} sites, {comparison.inconclusive[0].verdict.rule}"
 
 
 def from_dumps(comparison: ComparisonData) -> bool:
@@ -170,12 +198,8 @@ def dump(comparison: ComparisonData) -> str:
 def advice(comparison: ComparisonData) -> str:
     """Return what to do next."""
     bad, effect = comparison.first_bad, comparison.observer
-    if bad is None and not comparison.logits_ok:
-        return "next: this quantization loses more than healthy ones do; keep sensitive layers in a wider dtype"
-    if bad is None and from_dumps(comparison):
-        return "next: a name map aligns names and layouts, --ignore-missing leaves out names of one side only"
     if bad is None:
-        return "next: leave these sites out of outputs=, or take a reference that has them"
+        return advice_without_bad_site(comparison)
     if effect is not None and effect.rel_l2 > bad.verdict.bound:
         return f"next: the taps themselves disturb this engine; tap less, for instance outputs=[{bad.site!r}]"
     if comparison.dump:
@@ -183,8 +207,20 @@ def advice(comparison: ComparisonData) -> str:
     return "next: check what the engine was built from at the first bad site; what comes after inherits its error"
 
 
+def advice_without_bad_site(comparison: ComparisonData) -> str:
+    """Return what to do next where no site diverges."""
+    if not comparison.logits_ok:
+        return "next: this quantization loses more than healthy ones do; keep sensitive layers in a wider dtype"
+    if comparison.unjudged_outputs:
+        return "next: run this model in a dtype that holds its numbers, or give a tolerance for this output"
+    if from_dumps(comparison):
+        return "next: a name map aligns names and layouts, --ignore-missing leaves out names of one side only"
+    return "next: leave these sites out of outputs=, or take a reference that has them"
+
+
 def token_message(comparison: ComparisonData) -> str:
     """Return where the greedy tokens part, in at most ten lines."""
+    comparison = comparison.shown
     rows = [(i, token) for i, token in enumerate(comparison.tokens) if token.flips]
     row, token = min(rows, key=lambda item: item[1].flips[0])
     step = token.flips[0]
@@ -216,8 +252,11 @@ def shorten(text: str, width: int = 100) -> str:
 
 def summary_line(comparison: ComparisonData) -> str:
     """Return a comparison in one line, whatever came of it."""
+    comparison = comparison.shown
     sides = f"{comparison.engine.label} against {comparison.reference.label}"
-    return f"{sides}, {comparison.steps} steps, {len(comparison.sites)} sites: {headline(comparison)}"
+    said = bool(comparison.unjudged_outputs) and comparison.first_bad is None
+    found = "; ".join(filter(None, (headline(comparison), "" if said else unjudged(comparison))))
+    return f"{sides}, {comparison.steps} steps, {len(comparison.sites)} sites: {found}"
 
 
 @dataclass(frozen=True)
@@ -246,6 +285,7 @@ HEAD = ("margin", "fails", "worst step", "site", "value", "bound", "max abs", "r
 
 def table(comparison: ComparisonData, rows: int = ROWS) -> str:
     """Return the sites as a compact table, worst margin first, under a sparkline of the error along the depth."""
+    comparison = comparison.shown
     step = comparison.first_bad.step if comparison.first_bad else comparison.worst.step if comparison.worst else 0
     found = site_rows(comparison)
     cells = [HEAD, *map(cells_of, found[:rows])]
@@ -263,7 +303,7 @@ def more(found: Sequence[SiteRow], rows: int) -> list[str]:
 def cells_of(row: SiteRow) -> tuple[str, ...]:
     """Return one row of the table."""
     result, v = row.worst, row.worst.verdict
-    mark = "" if v.ok else " healed" if result.healed else " !"
+    mark = " not judged" if not v.judged else "" if v.ok else " healed" if result.healed else " !"
     head = (f"{v.margin:.3g}{mark}", f"{row.failed} of {row.steps}", str(result.step), result.site)
     return (*head, f"{v.metric} {v.value:.1e}", f"{v.bound:.1e}", f"{result.metrics.max_abs:.1e}", v.rule)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare._record import decode, encode
 from ditto_core.compare.bounds import Rule, parse_rules
-from ditto_core.compare.verdict import DIVERGED, EXPLAINED, Verdict, decide
+from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, Verdict, decide
 from ditto_core.errors import SelectorError, UsageError
 from ditto_core.sites import matches, no_match
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 FACTOR = 4.0
 """How many times the noise floor a healthy engine may show; benchmarks/tolerance.md has the measurement."""
+
+CEILING = 0.5
+"""A bound on rel-L2 must be smaller: zeros have 1, a tensor scaled by 2 too, so half of that still tells them apart.
+
+Healthy floors are far below ``CEILING / FACTOR``; docs/tolerances.md has the measurement.
+"""
 
 FEW = 32
 """Below this many elements the factor is widened."""
@@ -71,10 +77,14 @@ def quantized_bounds(dtype: str) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How errors are judged. ``factor`` multiplies the noise floor; ``rules`` override it, later ones first."""
+    """How errors are judged. ``factor`` multiplies the noise floor; ``rules`` override it, later ones first.
+
+    ``allclose``: where no rule decides, every element has to be within its ``rtol`` and ``atol``, whatever the floor.
+    """
 
     factor: float = FACTOR
     rules: tuple[Rule, ...] = field(default=())
+    allclose: bool = False
 
     @classmethod
     def of(cls, value: Any) -> Tolerance:
@@ -94,7 +104,7 @@ class Tolerance:
     def over(self, other: Tolerance) -> Tolerance:
         """Return both sets of rules, these overriding ``other``'s, with this factor unless it is the default."""
         factor = self.factor if self.factor != FACTOR else other.factor
-        return Tolerance(factor, (*other.rules, *self.rules))
+        return Tolerance(factor, (*other.rules, *self.rules), self.allclose or other.allclose)
 
     def optional(self) -> Tolerance:
         """Return the same rules, none of which must be about a site."""
@@ -155,29 +165,52 @@ class Tolerance:
         floor: float | None = None,
         kernels: Iterable[KernelProperty] = (),
         exact: bool = False,
+        reason: str = "the noise floor is too large to judge by",
     ) -> Verdict:
         """Judge a site's metrics.
 
-        ``sites`` are the site's names, ``dtype`` is the engine's, ``floor`` the reference's own rel-L2 error there,
-        ``kernels`` the engine's measured kernel properties; ``exact``: the site holds integers. In this order: a user's
-        rule; equality of integers; the noise floor; the noise floor widened by a kernel property, which makes the
-        result ``explained``; the table by dtype.
+        ``sites`` are the site's names, ``dtype`` is the engine's, ``floor`` the reference's own error there (rel-L2; of
+        integers the share that differs), ``kernels`` the engine's measured kernel properties; ``exact``: the site holds
+        integers; ``reason``: why a floor is not usable, where it is not. In this order: a user's rule; mismatches of
+        integers; elements, with :attr:`allclose`; the noise floor; the noise floor widened by a kernel property, which
+        makes the result ``explained``; the table by dtype. Where the floor is not usable, what exceeds the table is
+        ``inconclusive``.
         """
         rules = self.rules_for(sites, step)
         if rules:
             return max((by_rule(rule, metrics) for rule in rules), key=lambda verdict: (not verdict.ok, verdict.margin))
         if exact:
-            return decide("mismatched", metrics.mismatched, 0.0, "integers are equal or not")
+            return self._integers(metrics, floor or 0.0, reason)
+        if self.allclose:
+            rule = f"every element within rtol {metrics.rtol:g} and atol {metrics.atol:g}"
+            return decide("mismatched", metrics.mismatched, 0.0, rule)
         if quantized_bounds(dtype):
-            return Verdict(
-                EXPLAINED, "rel_l2", metrics.rel_l2, math.inf, f"{dtype}: judged by KL and top-1 of the logits"
-            )
+            return quantized(metrics, dtype)
         if floor is None:
             return decide("rel_l2", metrics.rel_l2, TABLE[dtype], f"table for {dtype}, no floor measured")
-        return self._by_floor(step, metrics, max(floor, EPSILON[dtype] / 2), kernels)
+        return self._by_floor(step, metrics, dtype, floor, kernels) or without_floor(metrics, dtype, reason)
 
-    def _by_floor(self, step: int, metrics: Metrics, floor: float, kernels: Iterable[KernelProperty]) -> Verdict:
-        factor = widened(self.factor, metrics.count)
+    def _integers(self, metrics: Metrics, floor: float, reason: str) -> Verdict:
+        """Judge integers: as many may differ as a multiple of those that nearly tie in the reference itself."""
+        if self.usable(floor):
+            rule = f"{self.factor:g} x the reference's own {floor:.1%}" if floor else "integers are equal or not"
+            return decide("mismatched", metrics.mismatched, self.factor * floor * metrics.count, rule)
+        equal = decide("mismatched", metrics.mismatched, 0.0, f"integers: {reason}")
+        return equal if equal.ok else Verdict(INCONCLUSIVE, "mismatched", metrics.mismatched, math.inf, reason)
+
+    def usable(self, floor: float) -> bool:
+        """Tell whether a noise floor is a tolerance: not NaN, not infinite, and the bound that it sets below
+        :data:`CEILING`."""
+        return self.factor * floor < CEILING
+
+    def _by_floor(
+        self, step: int, metrics: Metrics, dtype: str, measured: float, kernels: Iterable[KernelProperty]
+    ) -> Verdict | None:
+        """Judge by the noise floor; None where it is not usable."""
+        if not self.usable(measured):
+            return None
+        floor = max(measured, EPSILON[dtype] / 2)
+        factor = min(widened(self.factor, metrics.count), max(self.factor, CEILING / floor))
         few = f" of {metrics.count} elements" if factor != self.factor else ""
         plain = decide("rel_l2", metrics.rel_l2, factor * floor, f"{factor:.3g} x noise floor {floor:.1e}{few}")
         if plain.ok:
@@ -187,12 +220,12 @@ class Tolerance:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
         rules = [{name: encode(value) for name, value in asdict(rule).items()} for rule in self.rules]
-        return {"factor": self.factor, "rules": rules}
+        return {"factor": self.factor, "rules": rules, "allclose": self.allclose}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
         """Inverse of :meth:`to_json`."""
-        return cls(data["factor"], tuple(map(rule_from_json, data["rules"])))
+        return cls(data["factor"], tuple(map(rule_from_json, data["rules"])), data.get("allclose", False))
 
 
 def rule_from_json(data: Mapping[str, Any]) -> Rule:
@@ -209,13 +242,36 @@ def widened(factor: float, count: int) -> float:
     return factor * (1 + 3 / count) if 0 < count < FEW else factor
 
 
+def without_floor(metrics: Metrics, dtype: str, reason: str) -> Verdict:
+    """Judge where the reference gives no usable floor: by the table, beyond which nothing is known.
+
+    A NaN or Inf that only the engine has is wrong whatever the reference's error is.
+    """
+    found = decide("rel_l2", metrics.rel_l2, TABLE[dtype], f"table for {dtype}: {reason}")
+    if found.ok or not_finite(metrics):
+        return found
+    return Verdict(INCONCLUSIVE, "rel_l2", metrics.rel_l2, math.inf, reason)
+
+
+def quantized(metrics: Metrics, dtype: str) -> Verdict:
+    """Judge a tensor inside a quantized engine: only NaN and Inf that the reference does not have are wrong."""
+    if not_finite(metrics):
+        return Verdict(DIVERGED, "rel_l2", metrics.rel_l2, math.inf, f"{dtype}; NaN or Inf are never allowed")
+    return Verdict(EXPLAINED, "rel_l2", metrics.rel_l2, math.inf, f"{dtype}: judged by KL and top-1 of the logits")
+
+
+def not_finite(metrics: Metrics) -> bool:
+    """Tell whether the engine has a NaN or Inf where the reference has something else."""
+    return bool(metrics.nan_mismatch + metrics.inf_mismatch and metrics.nan_actual + metrics.inf_actual)
+
+
 def by_kernels(
     kernels: Iterable[KernelProperty], step: int, error: float, floor: float, factor: float
 ) -> Verdict | None:
     """Return the verdict ``explained`` where a kernel property widens the noise floor enough at a step, else None."""
     for kernel in kernels:
         # The probe's ratio is that of one product; half of the factor leaves room for what accumulates.
-        wide = factor / 2 * kernel.ratio * floor
+        wide = min(factor / 2 * kernel.ratio * floor, CEILING)
         if error <= wide and kernel.phase in ("both", "prefill" if step == 0 else "decode"):
             multiple = f"{factor / 2:g} x {kernel.ratio:.3g} x noise floor {floor:.1e}"
             return Verdict(EXPLAINED, "rel_l2", error, wide, f"{kernel.name}: {kernel.evidence}; {multiple}")

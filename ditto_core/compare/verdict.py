@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-WITHIN, EXPLAINED, DIVERGED = "within", "explained", "diverged"
+WITHIN, EXPLAINED, DIVERGED, INCONCLUSIVE = "within", "explained", "diverged", "inconclusive"
+"""``inconclusive``: nothing can be said, for the reference gives no usable bound; ``rule`` has the reason."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,17 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Tell whether the site passed."""
+        """Tell whether the site lets a run pass: an inner site that could not be judged does."""
         return self.status != DIVERGED
 
+    @property
+    def judged(self) -> bool:
+        """Tell whether the number was compared with a bound that means something."""
+        return self.status != INCONCLUSIVE
+
     def __str__(self) -> str:
+        if not self.judged:
+            return f"{self.metric} {self.value:.1e} not judged ({self.rule})"
         sign = "<=" if self.ok else ">"
         texts = [f"{number:.1e}" for number in (self.value, self.bound)]
         if texts[0] == texts[1] and not self.ok:  # by a hair: more digits show which is larger

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
-from ditto_core.cache import Cache
+from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
 from ditto_core.errors import UsageError
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.system.fingerprint import directory_digest, fingerprint, module_digest
+from ditto_core.system.state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from ditto_core.sites import Tap
 
 ARTIFACTS_VARIABLE = "DEBUG_ARTIFACTS_DIR"
+CHEAP = 256 << 20
+"""Bytes of a factory's module up to which :meth:`Workspace.renew` calls it again: about half a second of hashing."""
 
 Progress = Callable[[str], "AbstractContextManager[object]"]
 
@@ -50,6 +55,9 @@ class Workspace:
     artifacts: Path | None = None
     _models: dict[tuple[ModelSource, str], LoadedModel] = field(default_factory=dict, repr=False)
     _digests: dict[ModelSource, str] = field(default_factory=dict, repr=False)
+    _factories: dict[ModelSource, str] = field(default_factory=dict, repr=False)
+    _unsteady: set[ModelSource] = field(default_factory=set, repr=False)
+    _checked: set[str] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         folder = os.environ.get(ARTIFACTS_VARIABLE)
@@ -77,16 +85,49 @@ class Workspace:
 
     def digest(self, source: ModelSource) -> str:
         """Return the digest of a source's content: weight files and configuration, or a module's tensors and code."""
-        from ditto_core.model.checkpoint import IDENTITY_FILES, locate
-
         if source not in self._digests:
             if source.factory is not None:
-                model = self.model(source)
-                shapes = {k: [list(v.shape), str(v.dtype)] for k, v in model.examples.items()}
-                self._digests[source] = fingerprint(module_digest(model.module), shapes)
+                self._factories[source] = fingerprint(state_of(source.factory))
+                self._digests[source] = model_digest(self.model(source))
             else:
-                self._digests[source] = directory_digest(locate(source), IDENTITY_FILES, self.cache.memo)
+                self._digests[source] = self._files_digest(source)
         return self._digests[source]
+
+    def _files_digest(self, source: ModelSource) -> str:
+        from ditto_core.model.checkpoint import IDENTITY_FILES, locate
+
+        return directory_digest(locate(source), IDENTITY_FILES, self.cache.memo)
+
+    def renew(self, source: ModelSource) -> bool:
+        """Forget a model that its source does not make any more, and tell whether there was one.
+
+        Files are digested again, which reads those that changed. A factory is called again where its module has at most
+        :data:`CHEAP` bytes; of a larger one only the factory's own code, closure and globals are looked at. A factory
+        that makes another model each time it is called is said, and what it made first stays.
+        """
+        known, held = self._digests.get(source), [model for key, model in self._models.items() if key[0] == source]
+        if known is None or source in self._unsteady:
+            return False
+        if source.factory is None:
+            changed = self._files_digest(source) != known
+        elif held and size(held[0]) <= CHEAP:
+            changed = self._makes_another(source, known)
+        else:
+            changed = not held or fingerprint(state_of(source.factory)) != self._factories[source]
+        if changed:
+            del self._digests[source]
+            self._models = {key: model for key, model in self._models.items() if key[0] != source}
+        return changed
+
+    def _makes_another(self, source: ModelSource, known: str) -> bool:
+        from ditto_core.model.loading import load_model
+
+        made = model_digest(load_model(source))
+        if made != known and made != model_digest(load_model(source)):
+            self._unsteady.add(source)
+            self.say(f"{source.label} makes another model each time it is called; the first one is tested")
+            return False
+        return made != known
 
     def export(self, spec: EngineSpec) -> Export:
         """Return the export that a spec's engine is built from, made once for a model, dtype and attention.
@@ -95,25 +136,48 @@ class Workspace:
         """
         if isinstance(get_backend(spec.backend), BuildsFromSource):
             return self._outline(spec)
-        import onnxscript
-        import torch
-        import transformers
+        from ditto_core.model.export import Export
 
-        from ditto_core.model.export import FORMAT, Export, export
-        from ditto_core.version import __version__
-
-        versions = [__version__, FORMAT, torch.__version__, transformers.__version__, onnxscript.__version__]
         sizes = [spec.dynamic, [name for name, _ in spec.profile.more]]
-        key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, sizes, versions)
+        key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, sizes, export_versions())
 
         def make(directory: Path) -> None:
-            model = self.model(spec.model, spec.attention)
-            named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
-            with self.progress(f"exporting {spec.model.label} {spec.dtype} to ONNX"):
-                export(model.cast(getattr(torch, spec.dtype)), directory, opset=spec.opset, named=named)
+            self._export_into(spec, directory)
+            self._checked.add(key)
 
-        describe = {"model": spec.model.label, "dtype": spec.dtype, "attention": spec.attention}
-        return Export.load(self.cache.get_or_build("export", key, make, describe=describe, on_event=self.say))
+        return Export.load(self.cache.get_or_build("export", key, make, describe=description(spec), on_event=self.say))
+
+    def _export_into(self, spec: EngineSpec, directory: Path) -> None:
+        import torch
+
+        from ditto_core.model.export import export
+
+        model = self.model(spec.model, spec.attention)
+        named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
+        with self.progress(f"exporting {spec.model.label} {spec.dtype} to ONNX"):
+            export(model.cast(getattr(torch, spec.dtype)), directory, opset=spec.opset, named=named)
+
+    def correct(self, spec: EngineSpec) -> bool:
+        """Export again, and tell whether the cached export was of another model; then the new one takes its place.
+
+        A digest does not see all that decides what a model computes (see :func:`~ditto_core.system.state.state_of`).
+        Each export is looked at once; one that this workspace made, and a backend that builds from no graph, never.
+        """
+        exported = self.export(spec)
+        key = exported.directory.name
+        if key in self._checked or not exported.onnx_path.exists():
+            return False
+        self._checked.add(key)
+        with tempfile.TemporaryDirectory(dir=self.cache.state("checks")) as folder:
+            self._export_into(spec, Path(folder))
+            if content_digest(Path(folder)) == content_digest(exported.directory):
+                return False
+
+            def make(directory: Path) -> None:
+                shutil.copytree(folder, directory, dirs_exist_ok=True)
+
+            self.cache.replace("export", key, make, describe=description(spec), on_event=self.say)
+        return True
 
     def _outline(self, spec: EngineSpec) -> Export:
         import transformers
@@ -129,8 +193,7 @@ class Workspace:
             with self.progress(f"looking at {spec.model.label}"):
                 outline(self.model(spec.model, spec.attention), directory, dtype=spec.dtype)
 
-        describe = {"model": spec.model.label, "dtype": spec.dtype, "attention": spec.attention}
-        return Export.load(self.cache.get_or_build("outline", key, make, describe=describe, on_event=self.say))
+        return Export.load(self.cache.get_or_build("outline", key, make, describe=description(spec), on_event=self.say))
 
     def build(self, spec: EngineSpec) -> Engine:
         """Return the engine of a spec, built once and verified on every read."""
@@ -138,7 +201,10 @@ class Workspace:
         backend.check(spec)
         exported = self.export(spec)
         facts = {name: value for name, value in spec.to_json().items() if name != "model"}  # the export has its content
-        key = fingerprint(exported.directory.name, facts, backend.versions())
+        content = exported.directory.name  # an outline has no weights: its key stands for them
+        if exported.onnx_path.exists():
+            content = fingerprint(content_digest(exported.directory), export_versions())
+        key = fingerprint(content, facts, backend.versions())
         artifacts = self.artifacts / f"{spec.model.label}-{spec.label}" if self.artifacts else None
 
         made = []
@@ -148,7 +214,7 @@ class Workspace:
             start = time.perf_counter()
             with self.progress(f"building {spec.model.label} {spec.label}"):
                 engine = build_into(spec, exported, directory, artifacts)
-            facts = {**engine.facts, "build_seconds": round(time.perf_counter() - start, 3)}
+            facts = {**engine.facts, "export": content, "build_seconds": round(time.perf_counter() - start, 3)}
             replace(engine, facts=facts).save_manifest()
 
         describe = {"model": spec.model.label, "engine": spec.label, "outputs": list(spec.outputs)}
@@ -207,6 +273,34 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def model_digest(model: LoadedModel) -> str:
+    """Return the digest of a module, and of its example inputs' shapes and dtypes."""
+    shapes = {k: [list(v.shape), str(v.dtype)] for k, v in model.examples.items()}
+    return fingerprint(module_digest(model.module), shapes)
+
+
+def size(model: LoadedModel) -> int:
+    """Return the bytes of a model's parameters and buffers."""
+    return sum(tensor.nbytes for tensor in (*model.module.parameters(), *model.module.buffers()))
+
+
+def export_versions() -> list[str | int]:
+    """Return what decides an export beside the model."""
+    import onnxscript
+    import torch
+    import transformers
+
+    from ditto_core.model.export import FORMAT
+    from ditto_core.version import __version__
+
+    return [__version__, FORMAT, torch.__version__, transformers.__version__, onnxscript.__version__]
+
+
+def description(spec: EngineSpec) -> dict[str, str]:
+    """Return what people read about an export in the cache."""
+    return {"model": spec.model.label, "dtype": spec.dtype, "attention": spec.attention}
 
 
 def build(spec: EngineSpec, workspace: Workspace | None = None) -> Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from ditto_core.spec import ModelSource
 
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
-IDENTITY_FILES = (*WEIGHT_FILES, "config.json", "*.index.json", "*.py")
+IDENTITY_FILES = tuple(f"**/{name}" for name in (*WEIGHT_FILES, "*config.json", "*.index.json", "*.py"))
+"""What decides what a checkpoint computes: weights, configurations (an adapter's too) and code, in subfolders too."""
 
 
 def locate(source: ModelSource) -> Path:
@@ -55,6 +57,13 @@ def near_path(path: Path) -> str:
     return nearest(path.name, [p.name for p in parent.iterdir()]) if parent.is_dir() else ""
 
 
+def refuse_missing(location: str, missing: Collection[str]) -> None:
+    """Raise :class:`ModelError` for a checkpoint that lacks tensors: transformers makes random ones in their place."""
+    if missing:
+        shown = ", ".join(sorted(missing)[:3]) + (" …" if len(missing) > 3 else "")
+        raise ModelError(f"model {location!r} lacks {len(missing)} of its model's tensors: {shown}")
+
+
 def is_gguf(directory: Path) -> bool:
     """Tell whether a model directory has its weights in GGUF form only."""
     return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
@@ -76,15 +85,18 @@ def load_language(directory: Path, trust_remote_code: bool = False) -> Language:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{directory} has no configuration that transformers reads: {error}") from error
-    return Language(load_tokenizer(directory), vocab_size(config))
+    return Language(load_tokenizer(directory, trust_remote_code), vocab_size(config))
 
 
-def load_tokenizer(directory: Path) -> Any:
-    """Return the tokenizer in a directory, or None when there is none."""
+def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **options: Any) -> Any:
+    """Return the tokenizer in a directory or of a Hub id, or None when there is none.
+
+    One that brings code of its own and is not trusted counts as none: asked nothing, transformers would ask on stdin.
+    """
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, KeyError):
         return None
     return tokenizer if knows_words(tokenizer) else None

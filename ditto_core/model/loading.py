@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from torch import nn
 
 from ditto_core.errors import ModelError, UsageError, first_line, nearest
 from ditto_core.model import attention, states
-from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate
+from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing
 from ditto_core.model.examples import examples_of
 
 if TYPE_CHECKING:
@@ -32,17 +32,18 @@ class LoadedModel:
     label: str
     examples: Mapping[str, torch.Tensor]
     directory: Path | None = None
+    trust_remote_code: bool = False
 
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights, or None when there is none."""
-        return None if self.directory is None else load_tokenizer(self.directory)
+        return None if self.directory is None else load_tokenizer(self.directory, self.trust_remote_code)
 
     def cast(self, dtype: torch.dtype) -> LoadedModel:
         """Return a copy in another dtype, floating examples with it. Non-persistent buffers (rotary frequencies) keep
         theirs, as on loading."""
         examples = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.examples.items()}
-        return LoadedModel(cast_module(self.module, dtype), self.decoder, self.label, examples, self.directory)
+        return replace(self, module=cast_module(self.module, dtype), examples=examples)
 
 
 def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implementation: str = "eager") -> LoadedModel:
@@ -55,7 +56,7 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
     module = cast_module(loaded.module, dtype)
     set_attention(module, implementation)
     set_experts(module)
-    return LoadedModel(freeze(module), loaded.decoder, source.label, loaded.examples, loaded.directory)
+    return replace(loaded, module=freeze(module))
 
 
 def from_factory(source: ModelSource) -> LoadedModel:
@@ -107,12 +108,14 @@ def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedM
             config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
             name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
             cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
-            module = cls.from_pretrained(directory, dtype=torch.float32, **kwargs, **extra)
+            extra |= {"dtype": torch.float32, "output_loading_info": True}
+            module, found = cls.from_pretrained(directory, **kwargs, **extra)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
+    refuse_missing(source.location, found["missing_keys"])
     decoder = is_decoder(module)
     examples = {} if decoder else examples_of(f"model {source.label!r}", module)
-    return LoadedModel(module, decoder, source.label, examples, directory)
+    return LoadedModel(module, decoder, source.label, examples, directory, source.trust_remote_code)
 
 
 def reason(source: ModelSource, error: Exception) -> str:
@@ -145,7 +148,8 @@ def dequantize(source: ModelSource, directory: Path) -> None:
     model: Any = from_location(source, origin, quantization_config=GgufConfig(dequantize=True)).module
     with silent_bars():
         model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(origin, gguf_file=name).save_pretrained(directory)
+    trust = source.trust_remote_code
+    AutoTokenizer.from_pretrained(origin, gguf_file=name, trust_remote_code=trust).save_pretrained(directory)
 
 
 def is_decoder(module: nn.Module) -> bool:

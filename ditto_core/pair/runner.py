@@ -15,6 +15,8 @@ from ditto_core.session import LacksTaps
 from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor, write_floor
 from ditto_core.stepping.lockstep import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
+from ditto_core.system.receipt import packages
+from ditto_core.version import __version__
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -27,6 +29,12 @@ RunFn = Callable[[Sides, "Floor | None"], "tuple[Comparison, Floor]"]
 """Steps the sides, with a noise floor where one is known; returns the comparison and the floor."""
 
 
+CORRECTED = (
+    "the cached engine was of another model: its digest did not show what changed; "
+    "the model was exported and the engine built again, and this is the new engine's verdict"
+)
+
+
 class Runner:
     """Runs the sessions of a pair as its options say."""
 
@@ -37,30 +45,53 @@ class Runner:
     def run(
         self, run_fn: RunFn, key: Any, *, localize: bool | None, reader: TapReader | None, dump: Path | None
     ) -> Comparison:
-        """Run and compare. ``key`` tells the inputs apart whose noise floors are kept, ``dump`` is the run's folder."""
-        sessions, options = self._sessions, self._options
+        """Run and compare. ``key`` tells the inputs apart whose noise floors are kept, ``dump`` is the run's folder.
+
+        Before a failure stands, the engine's export is checked to be of this model; of another one, all runs again.
+        """
+        options = self._options
         self._check_tolerance()
-        path = sessions.workspace.floor_path(self._floor_key(key))
-        floor = read_floor(path)
-        low_precision = None if floor else sessions.low_precision
-        localizer = self._localizer() if (options.localize if localize is None else localize) else None
-        sides = Sides(
-            sessions.engine, sessions.reference, low_precision, sessions.untapped, localizer=localizer or reader
-        )
+        wanted = options.localize if localize is None else localize
+
+        def once() -> tuple[Comparison, Floor, Localizer | None]:
+            localizer = self._localizer() if wanted else None
+            return *self._once(run_fn, key, localizer or reader, dump), localizer
+
         start = time.perf_counter()
-        with torch_threads(options.threads), recording(sides, self._writers(dump)):
-            comparison, measured = run_fn(sides, floor)
+        comparison, measured, localizer = once()
         seconds = time.perf_counter() - start
-        if low_precision is not None:
-            write_floor(path, measured)
-        if dump is not None:
-            write_floor(dump / BESIDE_TRACES, measured)
-        comparison = replace(self._settled(comparison), dump=str(dump or ""), receipt=self._receipt())
+        if not comparison and self._sessions.correct():
+            comparison, measured, localizer = once()
+            comparison = replace(comparison, notes=(*comparison.notes, CORRECTED))
         if localizer is not None:
             return self._localized(localizer, comparison)
         if not comparison and seconds <= options.localize_failed:
             return self._localized_again(run_fn, comparison, measured)
         return comparison
+
+    def _once(
+        self, run_fn: RunFn, key: Any, localizer: TapReader | None, dump: Path | None
+    ) -> tuple[Comparison, Floor]:
+        """Run both sides; a noise floor that is not known yet is measured and kept."""
+        sessions = self._sessions
+        path = sessions.workspace.floor_path(self._floor_key(key))
+        floor = read_floor(path, sessions.workspace.say)
+        low_precision = None if floor else sessions.low_precision
+        sides = Sides(
+            sessions.engine,
+            sessions.reference,
+            low_precision,
+            sessions.untapped,
+            localizer=localizer,
+            axes=sessions.output_axes,
+        )
+        with torch_threads(self._options.threads), recording(sides, self._writers(dump)):
+            comparison, measured = run_fn(sides, floor)
+        if low_precision is not None:
+            write_floor(path, measured)
+        if dump is not None:
+            write_floor(dump / BESIDE_TRACES, measured)
+        return replace(self._settled(comparison), dump=str(dump or ""), receipt=self._receipt()), measured
 
     def _check_tolerance(self) -> None:
         """Raise :class:`~ditto_core.errors.SelectorError` for a rule that is about no site of this engine."""
@@ -123,9 +154,10 @@ class Runner:
 
     def _floor_key(self, key: Any) -> str:
         spec, reference = self._sessions.spec, self._sessions.reference.info
-        facts = [reference.backend, reference.dtype, dict(reference.facts), spec.dtype, spec.attention]
+        facts = [reference.backend, reference.dtype, reference.device, dict(reference.facts)]
+        model = [self._sessions.workspace.digest(spec.model), self._sessions.built.facts.get("export")]
         sites = [tap.site for tap in self._sessions.engine.taps]
-        return fingerprint(self._sessions.workspace.digest(spec.model), facts, sites, key)
+        return fingerprint(model, __version__, packages(), facts, spec.dtype, spec.attention, sites, key)
 
     def _writers(self, folder: Path | None) -> tuple[Recorder, Recorder] | None:
         if folder is None:

@@ -51,6 +51,17 @@ class Sessions:
         return self.workspace.export(self.spec)
 
     @cached_property
+    def output_axes(self) -> dict[str, tuple[str, ...]]:
+        """The names of the dimensions of the final outputs in the exported graph; empty for a decoder, whose logits are
+        [batch, length, vocab], and where there is no graph."""
+        from ditto_core.graphs.graph import Graph
+
+        if self.built.decoder or not self.export.onnx_path.exists():
+            return {}
+        graph = Graph.read(self.export.onnx_path)
+        return {name: graph.axes(name) for name in self.export.finals}
+
+    @cached_property
     def engine(self) -> Session:
         """The engine's session."""
         return self.built.open()
@@ -77,6 +88,17 @@ class Sessions:
         if self.reference.info.dtype == self.spec.dtype:
             return None
         return self.workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self._options.device)
+
+    def correct(self) -> bool:
+        """Tell whether the engine was built from a cached export of another model; then it is built and opened again.
+
+        A digest does not see everything, and an engine that was given is as it is.
+        """
+        if self._given is not None or not self.workspace.correct(self.spec):
+            return False
+        self.close()
+        del self.built
+        return True
 
     def close(self) -> None:
         """Release the sessions that were opened."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ditto_core.report.markdown import summary
+from ditto_core.visible import lines, visible
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -35,6 +36,7 @@ def append_summary(runs: Mapping[str, Comparison], environ: Mapping[str, str] = 
 
 def annotation(message: str, file: str, line: int, title: str = "ditto-engine") -> str:
     """Return the workflow command that marks a line of a file; ``line`` counts from 1."""
+    message, title = lines(message), visible(title)
     return f"::error file={value(file)},line={line},title={value(title)}::{data(message)}"
 
 

@@ -18,6 +18,7 @@ from ditto_core.compare import text
 from ditto_core.errors import UsageError
 from ditto_core.report.page import STATES, Budget, run_data, state
 from ditto_core.system.atomic import write_atomic
+from ditto_core.visible import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -45,6 +46,7 @@ def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIM
     named = runs if isinstance(runs, Mapping) else {"": runs}
     if not named:
         raise UsageError("no comparison to report: no test has compared anything")
+    named = {visible(name): run.shown for name, run in named.items()}
     budget = Budget()
     while True:
         page = render(named, share(budget, len(named)), folder or Path())

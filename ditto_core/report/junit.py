@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -12,29 +11,27 @@ if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.result import SiteResult
 
-CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 cannot hold."""
-
 
 def junit(comparison: Comparison) -> str:
     """Return JUnit XML: a site fails when any step of it does, and is skipped when it could not be compared."""
+    comparison = comparison.shown
     by_site: dict[str, list[SiteResult]] = {site: [] for site in comparison.sites}
     for result in comparison.results:
         by_site[result.site].append(result)
     missing = [site for site in comparison.missing if site not in by_site]
     failed = {site for site, results in by_site.items() if not all(r.ok for r in results)}
     counts = {"tests": len(by_site) + len(missing), "failures": len(failed), "errors": 0, "skipped": len(missing)}
-    attributes = {"name": clean(comparison.engine.label)} | {name: str(count) for name, count in counts.items()}
+    attributes = {"name": comparison.engine.label} | {name: str(count) for name, count in counts.items()}
     root = ET.Element("testsuites")
     suite = ET.SubElement(root, "testsuite", attributes)
     properties = ET.SubElement(suite, "properties")
     for name, value in facts(comparison).items():
-        ET.SubElement(properties, "property", name=f"ditto_{name}", value=clean(value))
+        ET.SubElement(properties, "property", name=f"ditto_{name}", value=value)
     for site, results in by_site.items():
         add_site(suite, comparison, site, results)
     for site in missing:
         case = add_case(suite, comparison, site)
-        ET.SubElement(case, "skipped", message=clean(comparison.missing[site]))
+        ET.SubElement(case, "skipped", message=comparison.missing[site])
     ET.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -61,19 +58,10 @@ def add_site(suite: ET.Element, comparison: Comparison, site: str, results: list
     for name, value in (("margin", worst.verdict.margin), ("step", worst.step), ("rel_l2", worst.metrics.rel_l2)):
         ET.SubElement(properties, "property", name=f"ditto_{name}", value=f"{value:.6g}")
     if not worst.ok:
-        failure = ET.SubElement(
-            case, "failure", message=clean(f"step {worst.step}: {worst.verdict}"), type="Divergence"
-        )
-        failure.text = clean(
-            "\n".join(filter(None, (f"{site}, step {worst.step}: {worst.verdict}", text.numbers(worst))))
-        )
+        failure = ET.SubElement(case, "failure", message=f"step {worst.step}: {worst.verdict}", type="Divergence")
+        failure.text = "\n".join(filter(None, (f"{site}, step {worst.step}: {worst.verdict}", text.numbers(worst))))
 
 
 def add_case(suite: ET.Element, comparison: Comparison, site: str) -> ET.Element:
     """Add an empty test case."""
-    return ET.SubElement(suite, "testcase", classname=clean(comparison.engine.label), name=clean(site), time="0")
-
-
-def clean(content: str) -> str:
-    """Replace what XML cannot hold."""
-    return CONTROL.sub("?", content)
+    return ET.SubElement(suite, "testcase", classname=comparison.engine.label, name=site, time="0")

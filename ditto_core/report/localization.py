@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ditto_core.compare.blame import Blame, Localization
+from ditto_core.visible import visible
 
 SHOWN = 10
 """Blamed sites that are listed unless all are asked for."""
@@ -12,6 +13,7 @@ SHOWN = 10
 
 def localization_text(found: Localization, *, verbose: bool = False) -> str:
     """Return the report; ``verbose`` lists every site."""
+    found = visible(found)
     return "\n".join([headline(found), *table(found, verbose), *cause_lines(found), *found.notes])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ditto_core.compare import text
+from ditto_core.visible import visible
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -17,6 +18,7 @@ HEAD = ("error / bound", "fails", "worst step", "site", "value", "bound", "max a
 
 def markdown(comparison: Comparison, rows: int = ROWS) -> str:
     """Return the verdict, the sides and a table of the worst results, as GitHub-flavoured Markdown."""
+    comparison = comparison.shown
     sign = "✅" if comparison else "❌"
     facts = [
         f"{comparison.engine.label} against {comparison.reference.label}: {len(comparison.sites)} sites, "
@@ -52,6 +54,7 @@ def cells(found: text.SiteRow) -> tuple[str, ...]:
 
 def summary(runs: Mapping[str, Comparison]) -> str:
     """Return a table of all comparisons, then those that fail in full."""
+    runs = {visible(name): run.shown for name, run in runs.items()}
     lines = [row(("", "test", "engine", "worst error / bound", "where")), row(("---",) * 5)]
     for name, run in runs.items():
         worst = run.worst

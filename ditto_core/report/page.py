@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.result import SiteResult
 
-WITHIN, WIDENED, RECOVERED, DIVERGED, NOT_FINITE = range(1, 6)
+WITHIN, WIDENED, RECOVERED, DIVERGED, NOT_FINITE, NOT_JUDGED = range(1, 7)
 """States of a cell of the heat map, 0: not compared; the page's script knows the same numbers."""
 
-STATES = ("not compared", "within", "explained", "recovered", "diverged", "not finite")
+STATES = ("not compared", "within", "explained", "recovered", "diverged", "not finite", "not judged")
 ELEMENTS = {"max_abs_actual": 9, "max_abs_expected": 9}
 """Digits of what is an element itself: nine tell float32 numbers apart."""
 
@@ -75,6 +75,8 @@ def state(result: SiteResult) -> int:
         return NOT_FINITE
     if not result.verdict.ok:
         return RECOVERED if result.healed else DIVERGED
+    if not result.verdict.judged:
+        return NOT_JUDGED
     return WIDENED if result.verdict.status == EXPLAINED else WITHIN
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from ditto_core.compare.judging import UNTAPPED
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult
-from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
-from ditto_core.compare.tolerance import INTEGERS, Tolerance
+from ditto_core.compare.tokens import Flip, LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
+from ditto_core.compare.tolerance import INTEGERS, TABLE, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
-from ditto_core.sites import Tap, final_site
+from ditto_core.sites import Tap
 from ditto_core.spec import DTYPES
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.prompts import valid_elements
@@ -34,12 +36,16 @@ class Measured:
 
     results: list[SiteResult] = field(default_factory=list)
     logits: list[LogitsMetrics] = field(default_factory=list)
+    flips: dict[int, tuple[Flip, ...]] = field(default_factory=dict)
+    """Where the two sides choose another token, by step; the index of each is the row."""
     floor: Floor = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     observer: ObserverEffect | None = None
     engine_tokens: list[list[int]] = field(default_factory=list)
     reference_tokens: list[list[int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    random: set[str] = field(default_factory=set)
+    """Sites at which the reference does not repeat itself."""
 
     def note(self, text: str) -> None:
         """Add what the user should know, once."""
@@ -51,7 +57,9 @@ class Comparer:
     """Compares one step: holds the engine's taps until the reference delivers each, then drops both.
 
     ``dtype`` is the engine's; near ties go by it where the logits are stored in a finer one. ``generated``: the logits
-    are of the tokens that follow, so that the prompt has a perplexity.
+    are of the tokens that follow, so that the prompt has a perplexity. ``axes`` names the dimensions of the model's
+    outputs; with ``every_token`` the logits of all tokens count, not the last alone. What else is judged about a
+    tensor, row by row for instance, is measured in :meth:`compare`.
     """
 
     def __init__(
@@ -65,23 +73,29 @@ class Comparer:
         *,
         generated: bool = True,
         elementwise: Elementwise = Elementwise(),
+        axes: Mapping[str, tuple[str, ...]] | None = None,
+        every_token: bool = False,
     ) -> None:
+        self._every_token = every_token
+        self._axes = axes or {}
         self._elementwise = elementwise
         self._tolerance = tolerance
         self._dtype = dtype
         self._taps = {tap.site: (i, tap) for i, tap in enumerate(taps)}
-        self.by_site = {tap.site: tap for tap in taps}
         self.step = step
         self._generated = generated
         self._found = found
         self._mask = of_tokens(inputs, "attention_mask")
         self._ids = of_tokens(inputs, "input_ids")
-        self._encoder = any(name.startswith("decoder_") for name in inputs)
         self._length = 0 if self._ids is None else self._ids.shape[1]
         self.engine: dict[str, torch.Tensor] = {}
         self._delivered: set[str] = set()
         self._noisy: dict[str, torch.Tensor] = {}
         self.noisy_outputs: Mapping[str, torch.Tensor] = {}
+        self._repeated: dict[str, torch.Tensor] = {}
+        self.outputs: Mapping[str, torch.Tensor] = {}
+        """The engine's final outputs: taps of the same values are kept until the reference has its own."""
+        self._held: dict[str, tuple[Tap, torch.Tensor, torch.Tensor]] = {}
 
     def take_engine(self, site: str, tensor: torch.Tensor) -> None:
         """Hold a tap of the engine."""
@@ -92,6 +106,10 @@ class Comparer:
         """Hold a tap of the reference in the engine's dtype."""
         self._noisy[site] = tensor.clone()
 
+    def take_repeated(self, site: str, tensor: torch.Tensor) -> None:
+        """Hold a tensor of a first run of the reference, which the second has to repeat."""
+        self._repeated[site] = tensor.clone()
+
     def take_reference(self, site: str, tensor: torch.Tensor) -> None:
         """Compare a tap of the reference with what the others hold."""
         actual = self.engine.pop(site, None)
@@ -99,19 +117,27 @@ class Comparer:
             return
         order, tap = self._taps[site]
         noisy = self._noisy.pop(site, None)
+        if tap.value in self.outputs:
+            self._held[tap.value] = tap, actual, tensor
         self.compare(order, tap, actual, tensor, noisy)
 
-    def finish(self, ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
-        """Compare the final outputs, and note what only one side had."""
-        covered = {tap.value for _, tap in self._taps.values()}
-        for i, (name, actual) in enumerate(ours.items()):
-            if name in theirs and name not in covered:
-                # The mask of an encoder-decoder is about the encoder's tokens.
-                by_token = name == "logits" and actual.ndim == 3 and not self._encoder
-                axes = ("batch", "length", "") if by_token else (("batch",) + ("",) * actual.ndim)[: actual.ndim]
-                order = len(self._taps) + i
-                site = final_site(name, self.by_site)
-                self.compare(order, Tap(site, name, axes=axes), actual, theirs[name], self.noisy_outputs.get(name))
+    def finish(self, theirs: Mapping[str, torch.Tensor], *, recorded: bool = False) -> None:
+        """Compare the final outputs with the reference's, each under its own name, and note what only one side had.
+
+        One that a tap delivered on both sides is judged there. A ``recorded`` reference may lack outputs.
+        """
+        ours = self.outputs
+        for i, (name, expected) in enumerate(theirs.items()):
+            if name not in ours:
+                self._found.missing.setdefault(name, "the engine does not return this output")
+            elif not self._is_tapped(name, expected):
+                tap = self._output(name if name not in self._taps else f"output:{name}", name, expected)
+                self.compare(len(self._taps) + i, tap, ours[name], expected, self.noisy_outputs.get(name), final=True)
+        for name in ours.keys() - theirs.keys():
+            if recorded:
+                self._found.note(f"the reference has no output {name!r}: it is not compared")
+            else:
+                self._found.missing.setdefault(name, "the reference does not return this output")
         if "logits" in ours and "logits" in theirs:
             self.compare_logits(ours["logits"], theirs["logits"])
         for site, tensor in self.engine.items():
@@ -122,15 +148,60 @@ class Comparer:
         for site in self._taps.keys() - self._delivered:
             self._found.missing.setdefault(site, f"the engine did not deliver it at step {self.step}")
 
+    def finish_untapped(self, deployed: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+        """Compare the outputs of the engine without taps, which is what gets deployed, where they are others."""
+        order = len(self._taps) + len(theirs)
+        for i, (name, expected) in enumerate(theirs.items()):
+            site = name + UNTAPPED
+            if name in self.outputs and name not in deployed:
+                self._found.missing.setdefault(site, "the untapped engine does not return this output")
+            elif name in deployed and not same_tensor(deployed[name], self.outputs.get(name)):
+                self.compare(order + i, self._output(site, name, expected), deployed[name], expected, final=True)
+
+    def _is_tapped(self, name: str, expected: torch.Tensor) -> bool:
+        """Tell whether a tap was this very output on both sides; its result is then the output's."""
+        if name not in self._held:
+            return False
+        tap, actual, tapped = self._held.pop(name)
+        if not same_tensor(actual, self.outputs[name]) or not same_tensor(tapped, expected):
+            return False
+        for i, result in enumerate(self._found.results):
+            if (result.step, result.site) == (self.step, tap.site):
+                self._found.results[i] = replace(result, final=True)
+                if result.floor is not None:
+                    self._found.floor.setdefault(name, {})[self.step] = result.floor
+        return True
+
+    def _output(self, site: str, name: str, tensor: torch.Tensor) -> Tap:
+        """Describe a final output as a tap, with the names of its dimensions where they are known."""
+        axes = self._axes.get(name, ())
+        if len(axes) != tensor.ndim:
+            axes = ("batch", *("",) * (tensor.ndim - 1)) if tensor.ndim else ()
+        return Tap(site, name, axes=axes)
+
     def compare_logits(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab], once a step."""
+        """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab], once a step.
+
+        Of a quantized engine, which is judged by them, those of every token count.
+        """
         if ours.dim() < 2 or not ours.numel() or any(found.step == self.step for found in self._found.logits):
             return
         kind, actual, expected = judged_dtype(ours.dtype, theirs.dtype), last_logits(ours), last_logits(theirs)
         # Logits of two shapes: the comparison of the site, or of the output, says so by name.
         if actual.shape == expected.shape and name_of(kind) in DTYPES:
             found = measure_logits(actual, expected, dtype=rounded_as(kind, self._dtype), step=self.step)
+            self._found.flips[self.step] = found.flips
+            if self._every_token and ours.dim() == 3 and ours.shape == theirs.shape:
+                actual, expected = self._real_tokens(ours), self._real_tokens(theirs)
+                found = measure_logits(actual, expected, dtype=rounded_as(kind, self._dtype), step=self.step)
             self._found.logits.append(self._with_perplexity(found, ours, theirs))
+
+    def _real_tokens(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits [tokens, vocab] of a batch [batch, length, vocab] without its padding."""
+        mask = None if self._mask is None else self._mask[:, -logits.shape[1] :].bool()
+        if mask is None or mask.shape != logits.shape[:2]:
+            return logits.flatten(0, 1)
+        return logits[mask.to(logits.device)]
 
     def _with_perplexity(self, found: LogitsMetrics, actual: torch.Tensor, expected: torch.Tensor) -> LogitsMetrics:
         """Add the perplexity of the prompt on both sides, where both computed the logits of all its tokens."""
@@ -142,22 +213,65 @@ class Comparer:
         return replace(found, perplexity_actual=ours, perplexity_expected=theirs)
 
     def compare(
-        self, order: int, tap: Tap, actual: torch.Tensor, expected: torch.Tensor, noisy: torch.Tensor | None = None
+        self,
+        order: int,
+        tap: Tap,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        noisy: torch.Tensor | None = None,
+        *,
+        final: bool = False,
     ) -> None:
-        """Measure one tensor; ``noisy`` is the reference's in the engine's dtype. Two shapes make the site missing."""
+        """Measure one tensor; ``noisy`` is the reference's in the engine's dtype, ``final``: an output of the model.
+
+        Two shapes make the site missing.
+        """
         valid = None if self._mask is None else valid_elements(tap.axes, self._mask, self._length)
         if tap.value == "logits" and actual.shape != expected.shape:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
         try:
             metrics = self._measure(actual, expected, tap, valid)
             if noisy is not None:
-                floor = self._measure(noisy, expected, tap, valid).rel_l2
-                self._found.floor.setdefault(tap.site, {})[self.step] = floor
+                noise = self._floor(noisy, expected, tap, valid)
+                self._found.floor.setdefault(tap.site, {})[self.step] = noise
         except ShapeMismatch as error:
             self._found.missing.setdefault(tap.site, str(error))
             return
-        known = self._found.floor.get(tap.site, {}).get(self.step)
-        self._found.results.append(SiteResult(self.step, tap.site, order, metrics, UNJUDGED, known))
+        floors = self._found.floor.get(tap.site) or self._found.floor.get(tap.value, {})
+        self._found.results.append(
+            SiteResult(
+                self.step,
+                tap.site,
+                order,
+                metrics,
+                UNJUDGED,
+                floors.get(self.step),
+                final=final,
+                dtype=self._own_dtype(actual, expected, tap),
+            )
+        )
+
+    def _floor(self, noisy: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> float:
+        """Return the reference's own error: rel-L2, of integers the share that differs; NaN where it is random."""
+        first = self._repeated.pop(tap.site, None)
+        if first is not None:
+            if first.dim() == 3:  # the engine may have the last token's logits only
+                first = first[:, -expected.shape[1] :]
+            twice = measure(first, expected, axes=tap.axes, valid=valid, equal_nan=True)
+            if not twice.rel_l2 <= TABLE.get(name_of(expected.dtype), 0.0):
+                self._found.random.add(tap.site)
+        if tap.site in self._found.random:
+            return math.nan
+        found = self._measure(noisy, expected, tap, valid)
+        return found.mismatch_ratio if self._own_dtype(noisy, expected, tap) in INTEGERS else found.rel_l2
+
+    def _own_dtype(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap) -> str:
+        """Return the dtype whose bounds are a tensor's own: integers', and any where the engine's is not known."""
+        if tap.dtype in INTEGERS:  # a dump may hold ids as floats
+            return tap.dtype
+        masks = as_masks(actual, expected)
+        kind = name_of(judged_dtype(masks[0].dtype, masks[1].dtype))
+        return kind if kind in INTEGERS or not self._dtype else ""
 
     def _last_tokens(
         self,
@@ -176,7 +290,7 @@ class Comparer:
         actual, expected = as_masks(actual, expected)
         rtol, atol = self._tolerance.elementwise((tap.site, *tap.aliases), self.step)
         usual = self._elementwise
-        if tap.dtype in INTEGERS:  # a dump may hold ids as floats
+        if self._own_dtype(actual, expected, tap) in INTEGERS:
             usual = Elementwise(0.0, 0.0, usual.equal_nan)
         return measure(
             actual,
@@ -187,6 +301,14 @@ class Comparer:
             atol=usual.atol if atol is None else atol,
             equal_nan=usual.equal_nan,
         )
+
+
+def same_tensor(first: torch.Tensor, second: torch.Tensor | None) -> bool:
+    """Tell whether two tensors hold the same numbers; cheap where they share memory."""
+    if second is None or first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    shared = first.data_ptr() == second.data_ptr() and first.stride() == second.stride()
+    return shared or (first.device == second.device and torch.equal(first, second))
 
 
 def of_tokens(inputs: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None:

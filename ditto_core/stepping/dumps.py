@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,7 @@ from ditto_core.compare.dumps import DumpPairs, Pair
 from ditto_core.compare.findings import find
 from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.tolerance import EPSILON, INTEGERS, Tolerance
+from ditto_core.compare.tolerance import EPSILON, INTEGERS, Tolerance, quantized_bounds
 from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError
 from ditto_core.session import SessionInfo
@@ -37,20 +37,21 @@ def compare_offline(
 ) -> Comparison:
     """Measure and judge every pair of two dumps; the first dump is the engine's side.
 
-    ``dtype`` decides the bounds where no rule does (default: what the dump says, else the coarsest of the tensors on
-    either side; an 8-bit one only where there is no other); integers have to be equal, whatever ``rtol`` and ``atol``
-    are. Names and steps that only one
-    side has are in ``missing``, with ``ignore_missing`` in ``notes``; different shapes are in ``missing`` always.
+    With ``rtol`` or ``atol`` every element has to be within them, as ``numpy.allclose`` judges; the one that is not
+    given is the usual one of the tensors' dtype. ``dtype`` decides the bounds where neither these nor a rule does
+    (default: what the dump says, else each tensor's own, the coarser of both sides); integers have to be equal. Names
+    and steps that only one side has are in ``missing``, with ``ignore_missing`` in ``notes``; different shapes are in
+    ``missing`` always.
     Raises :class:`UsageError` for a negative tolerance or a NaN.
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not value >= 0:
             raise UsageError(f"{name} is {value}, expected a number of 0 or more")
-    tolerance = tolerance or Tolerance()
+    tolerance = replace(tolerance or Tolerance(), allclose=rtol is not None or atol is not None)
     alone = one_sided(pairs)
-    left_out = tuple(f"left out {name}: {reason}" for name, reason in alone.items()) if ignore_missing else ()
+    said = [f"left out {name}: {reason}" for name, reason in alone.items()] if ignore_missing else []
     known = dtype or pairs.actual.info.get("dtype", "")
-    found = Measured(floor=floor_of(pairs), missing={} if ignore_missing else alone)
+    found = Measured(floor=floor_of(pairs, said.append), missing={} if ignore_missing else alone)
     taps = step_through(pairs, found, tolerance, known, Elementwise(rtol, atol, equal_nan))
     called = [tap.site for tap in taps if tap.value == "logits"] if found.logits else []
     tolerance.check(
@@ -68,7 +69,7 @@ def compare_offline(
         logits=tuple(found.logits),
         missing=unjudged(known, results, found.logits) | found.missing,
         taps=taps,
-        notes=(*pairs.notes, *left_out, *tolerance.idle(r.step for r in results), *reasons(pairs, results)),
+        notes=(*pairs.notes, *said, *tolerance.idle(r.step for r in results), *reasons(pairs, results)),
         receipt=make_receipt(),
     )
 
@@ -88,10 +89,19 @@ def step_through(
         if comparer is None or comparer.step != pair.step:
             inputs = tokens_of(pairs, pair.step)
             comparer = Comparer(
-                (), pair.step, inputs, found, tolerance, dtype, generated=False, elementwise=elementwise
+                (),
+                pair.step,
+                inputs,
+                found,
+                tolerance,
+                dtype,
+                generated=False,
+                elementwise=elementwise,
+                every_token=bool(dtype) and quantized_bounds(dtype) is not None,
             )
         tap = taps[pair.name] = tap_of(pair, known.get(pair.name), taps.get(pair.name))
-        comparer.compare(order.setdefault(pair.name, len(order)), tap, pair.actual, pair.expected)
+        final = pair.name.startswith("output:") or tap.value == "logits"
+        comparer.compare(order.setdefault(pair.name, len(order)), tap, pair.actual, pair.expected, final=final)
         if tap.value == "logits":
             comparer.compare_logits(pair.actual, pair.expected)
     return tuple(taps.values())
@@ -120,12 +130,15 @@ def tokens_of(pairs: DumpPairs, step: int) -> dict[str, torch.Tensor]:
     return {}
 
 
-def floor_of(pairs: DumpPairs) -> Floor:
-    """Return the noise floor that lies beside the two traces of one run; none for any other two dumps."""
+def floor_of(pairs: DumpPairs, say: Callable[[str], None]) -> Floor:
+    """Return the noise floor that lies beside the two traces of one run; none for any other two dumps.
+
+    One that is damaged is said, and not used.
+    """
     folder = pairs.actual.path.parent
     if (pairs.actual.path.name, pairs.expected.path) != ("engine", folder / "reference"):
         return {}
-    return read_floor(folder / BESIDE_TRACES) or {}
+    return read_floor(folder / BESIDE_TRACES, say) or {}
 
 
 def reasons(pairs: DumpPairs, results: Iterable[SiteResult]) -> tuple[str, ...]:

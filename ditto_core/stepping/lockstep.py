@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,9 +13,8 @@ import torch
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.metrics import measure
-from ditto_core.compare.result import ObserverEffect, TokenResult
-from ditto_core.compare.tokens import Flip
-from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.result import ObserverEffect, SiteResult, TokenResult
+from ditto_core.compare.tolerance import Tolerance, quantized_bounds
 from ditto_core.session import Session, TapSink
 from ditto_core.sites import final_site
 from ditto_core.stepping.comparer import Comparer, Measured
@@ -63,6 +62,8 @@ class Sides:
     engine_recorder: Recorder | None = None
     reference_recorder: Recorder | None = None
     localizer: TapReader | None = None
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names of the dimensions of the model's outputs, where they are known."""
 
     def start(self, rows: int) -> None:
         """Begin a new sequence on every side."""
@@ -109,7 +110,7 @@ def lockstep(
             break
         engine_side.advance(chosen)
         reference_side.advance(chosen)
-    tokens = token_results(found, batch, decode) if found.logits else ()
+    tokens = token_results(sides, found, batch, tolerance, decode) if found.logits else ()
     return conclude(sides, found, tolerance, tokens), found.floor
 
 
@@ -118,10 +119,15 @@ def single_step(
 ) -> tuple[Comparison, Floor]:
     """Compare one forward pass of a model without a KV cache; final outputs are compared as sites of their own."""
     found = Measured(floor=floor or {})
-    sides.start(next((t.shape[0] for t in inputs.values() if t.ndim), 1))
+    sides.start(rows_of(inputs))
     tolerance = tolerance or Tolerance()
     run_step(sides, 0, inputs, inputs, found, tolerance, generated=False)
     return conclude(sides, found, tolerance, ()), found.floor
+
+
+def rows_of(inputs: Mapping[str, torch.Tensor]) -> int:
+    """Return the number of rows of a batch: the first dimension of its first tensor that has one, else 1."""
+    return next((t.shape[0] for t in inputs.values() if t.ndim), 1)
 
 
 def run_step(
@@ -136,18 +142,42 @@ def run_step(
 ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
     """Run one step on every side and add what it shows to ``found``; return both sides' final outputs."""
     engine = sides.engine
-    comparer = Comparer(engine.taps, step, reference_inputs, found, tolerance, engine.info.dtype, generated=generated)
-    ours = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
+    axes = {"logits": ("batch", "length", "")} if generated else sides.axes
+    comparer = Comparer(
+        engine.taps,
+        step,
+        reference_inputs,
+        found,
+        tolerance,
+        engine.info.dtype,
+        generated=generated,
+        axes=axes,
+        every_token=quantized_bounds(engine.info.judged_as) is not None,
+    )
+    comparer.outputs = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
+    ours = comparer.outputs
     if sides.localizer is not None:
-        finals = {final_site(name, comparer.by_site): tensor for name, tensor in ours.items()}
+        sites = {tap.site: tap for tap in engine.taps}
+        finals = {final_site(name, sites): tensor for name, tensor in ours.items()}
         sides.localizer.take(step, engine_inputs, {**finals, **comparer.engine})
     if sides.low_precision is not None:
+        if step == 0 and not sides.reference.info.recorded:
+            run_once_before(sides.reference, reference_inputs, comparer)
         comparer.noisy_outputs = sides.low_precision.step(reference_inputs, comparer.take_noisy)
     theirs = recorded(sides.reference, reference_inputs, sides.reference_recorder, comparer.take_reference, generated)
-    comparer.finish(ours, theirs)
+    comparer.finish(theirs, recorded=sides.reference.info.recorded)
     if sides.untapped is not None:
-        observe(found, step, ours, sides.untapped.step(engine_inputs, lambda site, tensor: None))
+        deployed = sides.untapped.step(engine_inputs, lambda site, tensor: None)
+        observe(found, step, ours, deployed)
+        comparer.finish_untapped(deployed, theirs)
     return ours, theirs
+
+
+def run_once_before(reference: Session, inputs: Mapping[str, torch.Tensor], comparer: Comparer) -> None:
+    """Run the first step of the reference once for itself: where the next run differs, it draws random numbers."""
+    for name, tensor in reference.step(inputs, comparer.take_repeated).items():
+        comparer.take_repeated(name, tensor)
+    reference.start(rows_of(inputs))
 
 
 def recorded(
@@ -173,39 +203,45 @@ def observe(
 ) -> None:
     """Keep the largest difference between the tapped and the untapped engine's final outputs; NaN in both is none."""
     for name, expected in untapped.items():
+        if name not in tapped:
+            continue
         effect = ObserverEffect(measure(tapped[name], expected, equal_nan=True).rel_l2, step, name)
         if found.observer is None or effect.rel_l2 > found.observer.rel_l2:
             found.observer = effect
 
 
 def token_results(
-    found: Measured, batch: TokenBatch, decode: Callable[[list[int]], str] | None
+    sides: Sides,
+    found: Measured,
+    batch: TokenBatch,
+    tolerance: Tolerance,
+    decode: Callable[[list[int]], str] | None,
 ) -> tuple[TokenResult, ...]:
     """Collect the generated tokens row by row, with the steps at which the reference nearly tied."""
     decode = decode or (lambda ids: "")
+    names = {"logits", *(tap.site for tap in sides.engine.taps if tap.value == "logits")}
+    noise = {r.step: noise_of(r, tolerance) for r in found.results if r.final and r.site in names}
     rows = []
     for row in range(batch.rows):
         ours = tuple(tokens[row] for tokens in found.engine_tokens)
         theirs = tuple(tokens[row] for tokens in found.reference_tokens)
-        ties = tuple(m.step for m in found.logits if any(f.index[0] == row and tied(found, m.step, f) for f in m.flips))
+        flips = ((step, flip) for step, flips in found.flips.items() for flip in flips if flip.index[0] == row)
+        ties = tuple(step for step, flip in flips if flip.near_tie or flip.gap <= noise.get(step, 0.0))
         prompt = batch.texts[row] if batch.texts else ""
         rows.append(TokenResult(prompt, ours, theirs, decode(list(ours)), decode(list(theirs)), ties))
     return tuple(rows)
 
 
-def tied(found: Measured, step: int, flip: Flip) -> bool:
-    """Tell whether a flip says nothing: the reference's gap is within rounding, or within its own noise.
+def noise_of(logits: SiteResult, tolerance: Tolerance) -> float:
+    """Return the gap between two of the reference's logits below which its own noise decides; 0 where not known.
 
-    The noise floor gives the usual error of one logit; the difference of two has sqrt(2) of it, and four times that
-    is as likely as one in ten thousand.
+    The noise floor gives the usual error of one logit as a share of the logits' root mean square; the difference of
+    two has sqrt(2) of it, and four times that is as likely as one in ten thousand.
     """
-    if flip.near_tie:
-        return True
-    final = max((r for r in found.results if r.step == step), key=lambda r: r.order, default=None)
-    if final is None or final.floor is None or not 0 < final.metrics.rel_l2 < math.inf:
-        return False
-    size = final.metrics.rms / final.metrics.rel_l2
-    return flip.gap <= 4 * math.sqrt(2) * final.floor * size
+    if logits.floor is None or not tolerance.usable(logits.floor) or not 0 < logits.metrics.rel_l2 < math.inf:
+        return 0.0
+    size = logits.metrics.rms / logits.metrics.rel_l2
+    return 4 * math.sqrt(2) * logits.floor * size
 
 
 def conclude(sides: Sides, found: Measured, tolerance: Tolerance, tokens: tuple[TokenResult, ...]) -> Comparison:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ditto_core.errors import UsageError
+from ditto_core.model.checkpoint import load_tokenizer
 from ditto_core.stepping.prompts import Prompt, Sequencer, TokenBatch, encode, greedy
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def generate(
         raise UsageError("this engine is no decoder, there is nothing to generate")
     if steps < 1:
         raise UsageError(f"the output length is {steps}, expected at least 1")
-    tokenizer = load_tokenizer(tokenizer_from or engine.spec.model.location, prompts)
+    source = engine.spec.model
+    tokenizer = tokenizer_for(prompts, tokenizer_from or source.location, source.trust_remote_code)
     batch = encode(prompts, tokenizer=tokenizer)
     longest = batch.input_ids.shape[1]
     engine.spec.profile.check(batch.rows, longest, 0)
@@ -67,20 +69,11 @@ def run(session: Session, batch: TokenBatch, *, steps: int, dump: Path | None = 
     return rows
 
 
-def load_tokenizer(location: str, prompts: Sequence[Prompt]) -> Any:
+def tokenizer_for(prompts: Sequence[Prompt], location: str, trust_remote_code: bool) -> Any:
     """Load the tokenizer of a model directory or Hub id; None when no prompt is text and there is none."""
-    from transformers import AutoTokenizer
-
-    from ditto_core.model.checkpoint import knows_words
-
     path = Path(location)
     gguf = sorted(path.glob("*.gguf")) if path.is_dir() else []
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(location, **({"gguf_file": gguf[0].name} if gguf else {}))
-    except (OSError, ValueError, KeyError):
-        tokenizer = None
-    if tokenizer is not None and knows_words(tokenizer):
-        return tokenizer
-    if any(isinstance(prompt, str) and prompt for prompt in prompts):
+    tokenizer = load_tokenizer(location, trust_remote_code, **({"gguf_file": gguf[0].name} if gguf else {}))
+    if tokenizer is None and any(isinstance(prompt, str) and prompt for prompt in prompts):
         raise UsageError(f"no tokenizer at {location!r}: give --model DIR, or --input-ids")
-    return None
+    return tokenizer

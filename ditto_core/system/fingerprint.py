@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,64 +104,8 @@ def directory_digest(path: Path, patterns: Iterable[str] = ("**/*",), memo: Dige
 
 
 def module_digest(module: torch.nn.Module) -> str:
-    """Return a digest of what a module computes.
+    """Return a digest of what a module computes: parameters and buffers by name, and :func:`state_of` the module."""
+    from ditto_core.system.state import state_of
 
-    Covered: parameters and buffers by name, dtype, shape and bytes; source code of every module class and its bases;
-    plain settings that a class keeps as attributes (epsilon, stride, flags); the ``transformers`` configuration.
-    Not covered: free functions that a ``forward`` calls.
-    """
-    classes = sorted({cls for m in module.modules() for cls in _own_classes(type(m))}, key=_qualified)
-    settings = [[name, _qualified(type(m)), _settings(m)] for name, m in module.named_modules()]
-    config: Any = getattr(module, "config", None)
-    return fingerprint(
-        [list(row) for row in _tensors(module)],
-        [[_qualified(cls), _source(cls)] for cls in classes],
-        settings,
-        config.to_dict() if hasattr(config, "to_dict") else None,
-    )
-
-
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, str, list[int], str]]:
-    seen: dict[int, str] = {}  # tied weights are read once
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    for name, tensor in named:
-        if id(tensor) not in seen:
-            seen[id(tensor)] = _tensor_bytes(tensor)
-        yield name, str(tensor.dtype), list(tensor.shape), seen[id(tensor)]
-
-
-def _tensor_bytes(tensor: torch.Tensor) -> str:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy().data).hexdigest()
-
-
-def _own_classes(cls: type) -> Iterator[type]:
-    for base in cls.__mro__:
-        if base.__module__.startswith("torch.nn.modules.module") or base is object:
-            return
-        yield base
-
-
-def _qualified(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _source(cls: type) -> str:
-    try:
-        return inspect.getsource(cls)
-    except (OSError, TypeError):  # made at run time, or in an interactive session
-        return ""
-    except SystemError:  # CPython 3.11's ast.parse fails so when another thread parses meanwhile
-        return _source(cls)
-
-
-def _settings(module: torch.nn.Module) -> dict[str, str]:
-    return {name: repr(value) for name, value in sorted(vars(module).items()) if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(_is_plain(item) for item in value)
-    return isinstance(value, (bool, int, float, str, type(None)))
+    return fingerprint(state_of(named, module))

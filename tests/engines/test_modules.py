@@ -91,7 +91,7 @@ def test_outputs_may_have_the_names_of_inputs_and_modules_and_be_nested_single_o
     run.assert_close()
     names = ("sample:out", "features", "last", "all.0", "all.1.hidden", "pair.0", "pair.1", "mask:out", "mean", "empty")
     assert workspace.export(pair.spec).finals == names
-    assert {"step", "step@1", "features", "features:out", "sample:out", "mean"} <= set(run.sites)
+    assert {"step", "step@1", "features", "output:features", "sample:out", "mean"} <= set(run.sites)
     net, examples = workspace.model(pair.spec.model).module, workspace.model(pair.spec.model).examples
     pair.engine.start(3)
     outputs = pair.engine.step(examples, lambda site, tensor: None)

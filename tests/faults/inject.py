@@ -23,6 +23,10 @@ class FaultyWorkspace(Workspace):
         self._directory = directory
         self.builds = 0
 
+    def correct(self, spec):
+        """The fault is not the export's."""
+        return False
+
     def build(self, spec):
         """Copy the healthy engine and edit the copy."""
         healthy = super().build(spec)

@@ -1,8 +1,17 @@
 import hashlib
 import json
+import logging
 import os
+import subprocess
+import sys
+import threading
 import time
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -153,3 +162,109 @@ def changed(edit):
 )
 def test_module_digest_sees_every_change_of_what_is_computed(module):
     assert module_digest(module) != module_digest(Small())
+
+
+def read_setting(x):
+    return x * SETTINGS["factor"]
+
+
+SETTINGS = {"factor": 1.0}
+
+
+class Holding(torch.nn.Module):
+    """Keeps what it computes with neither as a parameter nor as a plain setting."""
+
+    factor: object = 1.0
+
+    def __init__(self, **held):
+        super().__init__()
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        return read_setting(x)
+
+
+def closed_over(factor):
+    class Closed(torch.nn.Module):
+        def forward(self, x):
+            return x * factor
+
+    return Closed()
+
+
+def patched(factor):
+    module = Holding()
+    module.forward = lambda x: x * factor
+    return module
+
+
+def hooked(factor):
+    module = Holding()
+    module.register_forward_hook(lambda module, args, result: result * factor)
+    return module
+
+
+def with_global(factor):
+    """The digest, not the module: the global is one for both."""
+    SETTINGS["factor"] = factor
+    return module_digest(Holding())
+
+
+def with_class_attribute(factor):
+    Holding.factor = factor
+    return module_digest(Holding())
+
+
+KINDS = {
+    "tensor": lambda v: Holding(held=torch.tensor([v, 0.0])),
+    "dict": lambda v: Holding(held={"a": [1, {"b": v}]}),
+    "array": lambda v: Holding(held=np.array([v, 0.0])),
+    "scalar": lambda v: Holding(held=np.float32(v)),
+    "set": lambda v: Holding(held={"a", str(v)}),
+    "object": lambda v: Holding(held=SimpleNamespace(factor=v)),
+    "slots": lambda v: Holding(held=Fraction(int(v), 7)),
+    "function": lambda v: Holding(held=(lambda x: x * 1.0) if v == 1.0 else (lambda x: x * 3.0)),
+    "builtin": lambda v: Holding(held=torch.relu if v == 1.0 else torch.tanh),
+    "partial": lambda v: Holding(held=partial(torch.mul, v)),
+    "method": lambda v: Holding(held=SimpleNamespace(f=Fraction(int(v), 7).limit_denominator)),
+    "module in a list": lambda v: Holding(held=[torch.nn.Hardtanh(0.0, v)]),
+    "closure": closed_over,
+    "patched forward": patched,
+    "hook": hooked,
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_module_digest_sees_state_that_is_no_parameter(make):
+    first, again, other = (module_digest(make(v)) for v in (1.0, 1.0, 3.0))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("digest", [with_global, with_class_attribute])
+def test_module_digest_sees_what_lies_outside_of_the_module(digest):
+    first, other, again = (digest(v) for v in (1.0, 3.0, 1.0))
+    assert first == again
+    assert first != other
+
+
+def test_state_that_holds_itself_and_the_process_ends():
+    held: dict = {"log": logging.getLogger(__name__), "lock": threading.Lock(), "environment": os.environ}
+    held["self"] = held
+    assert module_digest(Holding(held=held)) == module_digest(Holding(held=held))
+
+
+def test_module_digest_is_the_same_in_another_process_whatever_its_hashes_are(tmp_path):
+    code = (
+        "import torch; from models import bert, llama; from ditto_core.system.fingerprint import module_digest;"
+        "print(module_digest(llama()), module_digest(bert()[0]))"
+    )
+    tests = str(Path(__file__).parents[1])
+
+    def printed(seed):
+        path = os.pathsep.join([tests, str(Path(tests).parent)])
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+
+    assert printed("1") == printed("2")

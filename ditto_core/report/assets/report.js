@@ -1,12 +1,13 @@
 "use strict";
 (() => {
-  const [MISSING, WITHIN, EXPLAINED, HEALED, DIVERGED, NONFINITE] = [0, 1, 2, 3, 4, 5];
-  const NAMES = ["not compared", "within", "explained", "recovered", "diverged", "not finite"];
-  const GLYPHS = [" ", "✓", "≈", "○", "✗", "!"];
+  const [MISSING, WITHIN, EXPLAINED, HEALED, DIVERGED, NONFINITE, UNJUDGED] = [0, 1, 2, 3, 4, 5, 6];
+  const NAMES = ["not compared", "within", "explained", "recovered", "diverged", "not finite", "not judged"];
+  const GLYPHS = [" ", "✓", "≈", "○", "✗", "!", "?"];
   // Which quarters of a cell are dark: a state shows without its colour.
-  const PATTERNS = { [EXPLAINED]: [1, 0, 1, 0], [HEALED]: [1, 1, 0, 0], [DIVERGED]: [1, 0, 0, 1], [NONFINITE]: [1, 1, 1, 1] };
+  const PATTERNS = { [EXPLAINED]: [1, 0, 1, 0], [HEALED]: [1, 1, 0, 0], [DIVERGED]: [1, 0, 0, 1], [NONFINITE]: [1, 1, 1, 1], [UNJUDGED]: [0, 1, 1, 1] };
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const fails = (state) => state === DIVERGED || state === NONFINITE;
   const current = { run: 0, site: 0, step: 0 };
   let runs = [], forced = "";
 
@@ -38,7 +39,7 @@
     [current.step, current.site] = run.start;
     return run;
   }
-  const rank = (run, at) => (run.state[at] >= DIVERGED ? 1e6 : 0) + Math.min(run.columns.margin[at], 1e5);
+  const rank = (run, at) => (fails(run.state[at]) ? 1e6 : 0) + Math.min(run.columns.margin[at], 1e5);
   const run = () => runs[current.run];
   const root = () => $(`main[data-run="${current.run}"]`);
   const at = (step = current.step, site = current.site) => step * run().width + site;
@@ -242,7 +243,7 @@
   // The list of sites
   function list() {
     const r = run(), box = $(".list", root()), query = $(".search", root()).value.toLowerCase().split(/\s+/).filter(Boolean), failing = $(".failing", root()).checked;
-    r.shown = r.sites.map((_, i) => i).filter((i) => query.every((q) => r.text[i].includes(q)) && (!failing || r.worst[i] >= 0 && r.state[r.worst[i]] >= DIVERGED));
+    r.shown = r.sites.map((_, i) => i).filter((i) => query.every((q) => r.text[i].includes(q)) && (!failing || r.worst[i] >= 0 && fails(r.state[r.worst[i]])));
     $(".found", root()).textContent = `${r.shown.length} of ${r.width} sites, in the order of the computation; error / bound at the worst step`;
     box.replaceChildren(...r.shown.map((i) => {
       const li = el("li"), w = r.worst[i]; li.dataset.site = i; li.id = `run${current.run}-site${i}`; li.setAttribute("role", "option");
@@ -276,7 +277,7 @@
 
   function jump(by) {
     const r = run(), size = r.state.length;
-    for (let k = 1; k <= size; k++) { const i = (at() + by * k + size * 2) % size; if (r.state[i] >= DIVERGED) { select(Math.floor(i / r.width), i % r.width); return; } }
+    for (let k = 1; k <= size; k++) { const i = (at() + by * k + size * 2) % size; if (fails(r.state[i])) { select(Math.floor(i / r.width), i % r.width); return; } }
   }
 
   function show(number) {

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from ditto_core.pair.options import PairOptions
 
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import DittoError
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from tests.zoo import FAMILIES, MAIN, factory
 
@@ -64,12 +64,12 @@ def compare(run: Run, folder: Path) -> dict[str, Any]:
         source = str(folder / run.family)
     spec = EngineSpec.of(source, dtype=run.dtype, outputs="**")
     pair = Pair(Workspace(Cache(folder / "cache")), spec, PairOptions(localize_failed=0))
-    if not pair.engine_files.decoder:
+    if not pair.engine.decoder:
         found = pair.run()
     else:
         from ditto_core.model.states import has_fixed_states
 
-        stateful = has_fixed_states(pair.workspace.model(spec.model).module)
+        stateful = has_fixed_states(pair.sessions.model.module)
         found = pair.generate(EVEN if stateful else PROMPTS, max_new_tokens=4)
     same = all(row.engine == row.reference for row in found.tokens)
     verdict = "pass" if found else "FAIL"
@@ -126,8 +126,9 @@ def table(results: list[dict[str, Any]]) -> str:
         "Each row is a tiny random model, built into an ONNX Runtime engine with every module's output tapped and run",
         "beside eager in the next higher precision: four steps of a batch, or one forward pass.",
         "",
-        f"{len(passed)} of {len(families)} families run and pass in float32 "
+        f"{len(passed)} of the {len(families)} families that were run pass in float32 "
         f"({len(passed) / max(1, len(families)):.0%}); {len(failed)} of {len(results)} runs of healthy engines fail.",
+        *(["", f"Not run yet: {', '.join(unseen)}."] if (unseen := [n for n in FAMILIES if n not in families]) else []),
         "",
         "| family | dtype | from | steps | sites | verdict |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -60,7 +60,7 @@ def test_a_tap_is_what_the_module_returned_not_what_was_written_into_it_later(pa
         normalized = net.stem[1](convolved).clone()
         rectified = normalized.clamp(min=0)
     assert bool((normalized < 0).any())
-    for session in (pair.engine, pair.reference):
+    for session in (pair.sessions.engine, pair.sessions.reference):
         taps = captured(session, {"image": image})
         torch.testing.assert_close(taps["stem.1"].float(), normalized)
         torch.testing.assert_close(taps["stem.2"].float(), rectified)
@@ -93,8 +93,9 @@ def test_outputs_may_have_the_names_of_inputs_and_modules_and_be_nested_single_o
     assert workspace.export(pair.spec).finals == names
     assert {"step", "step@1", "features", "output:features", "sample:out", "mean"} <= set(run.sites)
     net, examples = workspace.model(pair.spec.model).module, workspace.model(pair.spec.model).examples
-    pair.engine.start(3)
-    outputs = pair.engine.step(examples, lambda site, tensor: None)
+    session = pair.sessions.engine
+    session.start(3)
+    outputs = session.step(examples, lambda site, tensor: None)
     with torch.no_grad():
         hidden = net.step(net.step(examples["sample"]))
         torch.testing.assert_close(outputs["sample:out"], hidden * 2)

@@ -99,7 +99,8 @@ def isolated(run: Run) -> dict[str, Any]:
     process.start()
     theirs.close()
     try:
-        found: dict[str, Any] = ours.recv() if ours.poll(SECONDS) else {"verdict": "ERROR", "said": f"over {SECONDS} s"}
+        late = {"verdict": "unfinished", "said": f"over {SECONDS} s"}
+        found: dict[str, Any] = ours.recv() if ours.poll(SECONDS) else late
     except EOFError:
         found = {"verdict": "ERROR", "said": "the process ended"}
     process.kill()

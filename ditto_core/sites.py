@@ -109,6 +109,14 @@ def rename(tap: Tap, site: str) -> Tap:
     return Tap(**{**tap.__dict__, "site": site, "aliases": others})
 
 
+def final_site(name: str, taken: Mapping[str, Tap]) -> str:
+    """Return the site of a final output that no module returned: its name, unless a module is called like that.
+
+    ``taken`` are the taps by site, with those of final outputs or without.
+    """
+    return f"output:{name}" if name in taken and taken[name].value != name else name
+
+
 def pattern(selector: str) -> re.Pattern[str]:
     """Compile a selector: ``*`` matches one path component, ``**`` any number, ``?`` one character, ``[03]`` a set.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,29 +31,54 @@ class Range:
         return self.min <= size <= self.max
 
 
+STEP = ("batch", "length", "past")
+"""The dimensions of a step of tokens, which every profile sizes."""
+IMAGE: Mapping[str, int] = {"height": 2, "width": 3}
+"""Dimensions of an image [batch, channel, height, width] that a profile may name."""
+
+
 @dataclass(frozen=True)
 class ShapeProfile:
-    """Sizes that an engine must serve: rows in a batch, new tokens in a step, tokens already in the cache."""
+    """Sizes that an engine must serve: rows in a batch, new tokens in a step, tokens already in the cache.
+
+    ``more`` are further dimensions, as pairs of name and range: ``height`` and ``width`` of images, and the names that
+    ``dynamic`` gives.
+    """
 
     batch: Range = Range(1, 1, 8)
     length: Range = Range(1, 16, 512)
     past: Range = Range(0, 64, 1024)
+    more: tuple[tuple[str, Range], ...] = ()
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """Every dimension's range, by name."""
+        return {**{name: getattr(self, name) for name in STEP}, **dict(self.more)}
 
     @classmethod
-    def parse(cls, data: Mapping[str, Iterable[int]]) -> ShapeProfile:
-        """Build a profile from ``{"batch": (1, 1, 4), ...}``. Raises :class:`UsageError` for anything else."""
+    def parse(cls, data: Mapping[str, Iterable[int]], named: Iterable[str] = ()) -> ShapeProfile:
+        """Build a profile from ``{"batch": (1, 1, 4), ...}``; ``named`` are the dimensions that ``dynamic`` names.
+
+        Raises :class:`UsageError` for anything else.
+        """
         if not isinstance(data, Mapping):
             raise UsageError(f"profile is {data!r}, expected a table such as {{'batch': (1, 2, 4)}}")
+        known = (*STEP, *IMAGE, *named)
         for name in data:
-            if name not in cls.__dataclass_fields__:
-                known = tuple(cls.__dataclass_fields__)
+            if name not in known:
                 raise UsageError(
                     f"unknown profile dimension {name!r}, expected {', '.join(known)}{nearest(name, known)}"
                 )
         for name, sizes in data.items():
             if not isinstance(sizes, Sequence) or len(sizes) != 3 or not all(isinstance(size, int) for size in sizes):
                 raise UsageError(f"profile of {name} is {sizes!r}, expected three sizes: min, opt, max")
-        return cls(**{name: Range(*sizes) for name, sizes in data.items()})
+        return cls.of({name: Range(*sizes) for name, sizes in data.items()})
+
+    @classmethod
+    def of(cls, ranges: Mapping[str, Range]) -> ShapeProfile:
+        """Build a profile from ranges by name: the inverse of :attr:`ranges`."""
+        more = tuple(sorted((name, size) for name, size in ranges.items() if name not in STEP))
+        return cls(**{name: size for name, size in ranges.items() if name in STEP}, more=more)
 
     def check(self, batch: int, length: int, past: int) -> None:
         """Raise :class:`UsageError` when a step of this size is outside the profile."""
@@ -88,9 +114,11 @@ class ModelSource:
 
     @classmethod
     def of(cls, model: ModelSource | str | Callable[[], Any]) -> ModelSource:
-        """Wrap a Hub id, a path or a callable; a source passes through."""
+        """Wrap a Hub id, a path, a callable, or a module that is at hand; a source passes through."""
         if isinstance(model, ModelSource):
             return model
+        if hasattr(model, "named_modules") or isinstance(model, tuple):
+            return cls(factory=AtHand(model))
         if callable(model):
             return cls(factory=model)
         if not str(model):
@@ -98,12 +126,29 @@ class ModelSource:
         return cls(location=str(model))
 
 
+@dataclass(frozen=True, eq=False)
+class AtHand:
+    """The factory of a module that exists, or of a pair of module and example inputs: it returns a copy."""
+
+    made: Any
+
+    @property
+    def __name__(self) -> str:
+        """The name of the module's class."""
+        return type(self.made[0] if isinstance(self.made, tuple) else self.made).__name__
+
+    def __call__(self) -> Any:
+        """Return the copy."""
+        return copy.deepcopy(self.made)
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     """Everything that decides the bits of an engine.
 
     ``outputs`` are selectors (``model.layers.*.mlp``) or raw names (``fx:…``, ``onnx:…``); ``aliases`` renames raw
-    names, as pairs ``(raw name, alias)``. ``options`` are the backend's own settings, as sorted pairs.
+    names, as pairs ``(raw name, alias)``. ``options`` are the backend's own settings, as sorted pairs. ``dynamic`` are
+    dimensions of inputs that may have other sizes than the example, besides batch and tokens, as (input, index, name).
     """
 
     model: ModelSource
@@ -115,6 +160,7 @@ class EngineSpec:
     attention: str = "eager"
     opset: int = 20
     options: tuple[tuple[str, Any], ...] = ()
+    dynamic: tuple[tuple[str, int, str], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
@@ -138,9 +184,10 @@ class EngineSpec:
         renamed = fields.pop("aliases", None) or ()
         if not isinstance(renamed, Sequence):
             raise UsageError(f"aliases is {renamed!r}, expected pairs (raw name, alias)")
+        dynamic = parse_dynamic(fields.pop("dynamic", None) or {})
         profile = fields.pop("profile", None) or ShapeProfile()
         if not isinstance(profile, ShapeProfile):
-            profile = ShapeProfile.parse(profile)
+            profile = ShapeProfile.parse(profile, [name for _, _, name in dynamic])
         options = fields.pop("options", ()) or ()
         if not isinstance(options, Mapping | tuple):
             raise UsageError(f"options is {options!r}, expected a table such as {{'quantize': 'int8'}}")
@@ -152,6 +199,7 @@ class EngineSpec:
             aliases=aliases or tuple(renamed),
             profile=profile,
             options=options,
+            dynamic=dynamic,
             **{k: v for k, v in fields.items() if v is not None},
         )
 
@@ -164,13 +212,22 @@ class EngineSpec:
         """Return one of the backend's own settings."""
         return dict(self.options).get(name, default)
 
+    def dimensions(self, ranks: Mapping[str, int]) -> list[tuple[str, int, str]]:
+        """Return the dimensions that have to be dynamic besides batch and tokens, as (input, index, name).
+
+        ``ranks`` are the numbers of dimensions of the model's inputs: ``height`` and ``width`` are those of images.
+        """
+        images = [name for name, _ in self.profile.more if name in IMAGE]
+        found = [(name, IMAGE[size], size) for name, rank in ranks.items() if rank == len(IMAGE) + 2 for size in images]
+        return sorted({*self.dynamic, *found})
+
     def untapped(self) -> EngineSpec:
         """Return the same engine without any tap: the observer check compares against it."""
         return replace(self, outputs=(), aliases=())
 
     def to_json(self) -> dict[str, Any]:
         """Return the canonical JSON form; the model appears by location or factory name, its content by fingerprint."""
-        profile = {n: [r.min, r.opt, r.max] for n, r in self.profile.__dict__.items()}
+        profile = {n: [r.min, r.opt, r.max] for n, r in self.profile.ranges.items()}
         model = {"location": self.model.location, "factory": factory_name(self.model), "revision": self.model.revision}
         plain = {n: getattr(self, n) for n in ("backend", "dtype", "attention", "opset")}
         return {
@@ -180,6 +237,7 @@ class EngineSpec:
             "aliases": [list(pair) for pair in self.aliases],
             "profile": profile,
             "options": dict(self.options),
+            "dynamic": [list(dimension) for dimension in self.dynamic],
         }
 
 
@@ -189,6 +247,23 @@ def parse_dtype(name: str) -> str:
     if known not in DTYPES:
         raise UsageError(f"unknown dtype {name!r}, expected one of {', '.join(DTYPES)}{nearest(str(name), DTYPES)}")
     return known
+
+
+def parse_dynamic(dynamic: Any) -> tuple[tuple[str, int, str], ...]:
+    """Return ``{"image": {2: "height"}}`` as (input, index, name), sorted; what is in that form already passes.
+
+    Raises :class:`UsageError` for anything else.
+    """
+    if isinstance(dynamic, tuple):
+        return dynamic
+    expected = "expected a table such as {'image': {2: 'height', 3: 'width'}}"
+    if not isinstance(dynamic, Mapping) or not all(isinstance(names, Mapping) for names in dynamic.values()):
+        raise UsageError(f"dynamic is {dynamic!r}, {expected}")
+    found = [(str(i), d, name) for i, names in dynamic.items() for d, name in names.items()]
+    for _, index, name in found:
+        if not isinstance(index, int) or index < 0 or not isinstance(name, str) or not name.isidentifier():
+            raise UsageError(f"dynamic has {index!r}: {name!r}, {expected}")
+    return tuple(sorted(found))
 
 
 def parse_outputs(outputs: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -207,4 +282,4 @@ def parse_outputs(outputs: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str],
 def factory_name(source: ModelSource) -> str:
     """Return ``module.qualname`` of a factory, or an empty string."""
     factory = source.factory
-    return "" if factory is None else f"{factory.__module__}.{getattr(factory, '__qualname__', repr(factory))}"
+    return "" if factory is None else f"{factory.__module__}.{getattr(factory, '__qualname__', source.label)}"

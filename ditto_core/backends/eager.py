@@ -11,9 +11,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ditto_core.errors import RunError, first_line
+from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
 from ditto_core.model.recorder import Recorder
-from ditto_core.model.wrappers import cache_argument, named_outputs
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.system.ieee import exact_float32
@@ -34,20 +34,16 @@ class EagerSession:
         module = cast_module(model.module, getattr(torch, dtype))
         # ``Module.to`` moves in place; the loaded model is shared and stays where it is.
         self._model = module if device == "cpu" else copy.deepcopy(module).to(device)
-        self._decoder = model.decoder
+        self._forward = Forward(self._model, decoder=model.decoder)
         self._device = torch.device(device)
         self.taps = taps
         self._sites = {name: tap.site for tap in reversed(taps) for name in (*tap.aliases, tap.site)}
-        self._cache: Any = None
         facts = {"torch": torch.__version__, "device": device_name(self._device)}
         self.info = SessionInfo(f"eager {dtype}", "eager", dtype, device, model.label, facts)
 
     def start(self, batch: int) -> None:
-        """Empty the KV cache. The cache keeps whole sequences: sliding layers apply their window through the mask."""
-        if self._decoder:
-            from transformers.cache_utils import DynamicCache
-
-            self._cache = DynamicCache()
+        """Empty the KV cache."""
+        self._forward.start()
 
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
@@ -62,7 +58,7 @@ class EagerSession:
                     sink(site, tensor)
 
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
-        recorder = Recorder(self._model, deliver)
+        recorder = Recorder(self._model, deliver, self._sites)
         with torch.inference_mode(), exact_float32(), widened(self.info.dtype), recorder.recording():
             try:
                 return self._forward(inputs)
@@ -71,24 +67,12 @@ class EagerSession:
 
     def close(self) -> None:
         """Forget the cache."""
-        self._cache = None
-
-    def _forward(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if not self._decoder:
-            own = next((p.dtype for p in self._model.parameters()), torch.float32)
-            return named_outputs(self._model(**{k: as_float(v, own) for k, v in inputs.items()}))
-        out = self._model(**inputs, use_cache=True, **{cache_argument(self._model): self._cache})
-        return {"logits": out.logits}
+        self._forward.cache = None
 
 
 def wider(value: Any) -> Any:
     """Replace float32 by float64."""
     return torch.float64 if value is torch.float32 else value
-
-
-def as_float(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast a floating tensor; leave others."""
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def device_name(device: torch.device) -> str:
@@ -108,4 +92,6 @@ class Widen(TorchFunctionMode):
         """Run ``func``; where it asks for float32 it gets float64."""
         if func is torch.Tensor.float:
             return torch.Tensor.to(args[0], torch.float64)
+        if func in (torch.tensor, torch.full) and args and isinstance(args[-1], float):
+            kwargs = {"dtype": torch.float64, **(kwargs or {})}  # the lowest float64 does not fit what is the default
         return func(*map(wider, args), **{k: wider(v) for k, v in (kwargs or {}).items()})

@@ -169,12 +169,13 @@ class OnnxRuntimeSession:
         return {name: torch.from_numpy(value) for name, value in self._past.items()}
 
     def start(self, batch: int) -> None:
-        """Give every layer an empty past of shape [batch, kv_head, 0, head_dim]."""
+        """Give every layer an empty past [batch, kv_head, 0, head_dim], or zeros where a state has a fixed size."""
         import numpy as np
 
         for name in self._past_names:
-            _, heads, _, dim = self._inputs[name].shape
-            self._past[name] = np.zeros((batch, heads, 0, dim), numpy_dtype(self._inputs[name].type))
+            _, *sizes = self._inputs[name].shape
+            shape = (batch, *(0 if isinstance(size, str) else size for size in sizes))
+            self._past[name] = np.zeros(shape, numpy_dtype(self._inputs[name].type))
 
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""

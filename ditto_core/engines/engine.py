@@ -93,8 +93,9 @@ def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:
         model=model,
         outputs=tuple(data["outputs"]),
         aliases=tuple((raw, alias) for raw, alias in data["aliases"]),
-        profile=ShapeProfile(**{name: Range(*sizes) for name, sizes in data["profile"].items()}),
+        profile=ShapeProfile.of({name: Range(*sizes) for name, sizes in data["profile"].items()}),
         options=tuple(sorted(data["options"].items())),
+        dynamic=tuple((name, index, dimension) for name, index, dimension in data.get("dynamic", ())),
         **{name: data[name] for name in ("backend", "dtype", "attention", "opset")},
     )
 

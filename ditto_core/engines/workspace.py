@@ -138,7 +138,8 @@ class Workspace:
             return self._outline(spec)
         from ditto_core.model.export import Export
 
-        key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, export_versions())
+        sizes = [spec.dynamic, [name for name, _ in spec.profile.more]]
+        key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, sizes, export_versions())
 
         def make(directory: Path) -> None:
             self._export_into(spec, directory)
@@ -152,8 +153,9 @@ class Workspace:
         from ditto_core.model.export import export
 
         model = self.model(spec.model, spec.attention)
+        named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
         with self.progress(f"exporting {spec.model.label} {spec.dtype} to ONNX"):
-            export(model.cast(getattr(torch, spec.dtype)), directory, opset=spec.opset)
+            export(model.cast(getattr(torch, spec.dtype)), directory, opset=spec.opset, named=named)
 
     def correct(self, spec: EngineSpec) -> bool:
         """Export again, and tell whether the cached export was of another model; then the new one takes its place.

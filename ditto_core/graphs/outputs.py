@@ -45,6 +45,7 @@ def finish_export(
     """
     model = read_graph(path)
     graph = model.graph
+    give_nodes_to_constants(graph)
     renames = symbol_names(graph.input, dimensions)
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
@@ -59,6 +60,32 @@ def finish_export(
     return axes
 
 
+def give_nodes_to_constants(graph: onnx.GraphProto) -> None:
+    """Make an ``Identity`` of each output that the exporter folded to a constant, so that it stays a value.
+
+    The graph's own nodes read the constant as before.
+    """
+    folded = {value.name for value in graph.output} & {tensor.name for tensor in graph.initializer}
+    constants = {name: f"{name}:constant" for name in folded}
+    for tensor in graph.initializer:
+        tensor.name = constants.get(tensor.name, tensor.name)
+    for node in graph.node:
+        node.input[:] = [constants.get(name, name) for name in node.input]
+    for name, constant in sorted(constants.items()):
+        graph.node.insert(0, onnx.helper.make_node("Identity", [constant], [name], name=f"{name}:identity"))
+
+
+def input_shapes(path: Path) -> dict[str, tuple[int | str, ...]]:
+    """Return the size of each dimension of a graph's inputs, or its name where it is dynamic."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in read_graph(path).graph.input}
+    return {name: tuple(d.dim_param or d.dim_value for d in dims) for name, dims in shapes.items()}
+
+
+def axes_by_value(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the axis names of a graph's outputs, by value."""
+    return {value.name: axes_of(value) for value in read_graph(path).graph.output}
+
+
 def axes_of(value: onnx.ValueInfoProto) -> tuple[str, ...]:
     """Return the names of a value's dimensions, "" for a constant one."""
     return tuple(d.dim_param for d in value.type.tensor_type.shape.dim)
@@ -70,8 +97,11 @@ def symbol_names(inputs: Iterable[Any], dimensions: Mapping[str, Mapping[int, st
     for value in inputs:
         known = dimensions.get(value.name, {})
         for i, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.dim_param and i in known:
-                names.setdefault(dim.dim_param, known[i])
+            if dim.dim_param in names or not dim.dim_param or i not in known:
+                continue
+            # The tokens of a decoder have another length than those of its encoder; the first have the plain name.
+            taken = known[i] == "length" and known[i] in names.values()
+            names[dim.dim_param] = f"{value.name}_{known[i]}" if taken else known[i]
     lengths = [symbol for symbol, name in names.items() if name == "length"]
     pasts = [symbol for symbol, name in names.items() if name == "past"]
     sums = {" + ".join(pair) for p in pasts for n in lengths for pair in ((p, n), (n, p))}

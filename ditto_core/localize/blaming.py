@@ -32,7 +32,7 @@ def blame_site(tap: Tap, found: Sequence[LocalResult], accumulated: Mapping[tupl
     first = found[0]
     return Blame(
         tap.site,
-        owner(tap.site),
+        owner(tap.site) if tap.module_class else "",  # what no module returned, the model's own code computed
         tap.module_class,
         tap.source,
         first.step,
@@ -56,4 +56,6 @@ def with_segment(blamed: Blame, tap: Tap, graph: Graph, taps: Sequence[Tap]) -> 
     segment = graph.segment(tap.value, {t.value for t in taps})
     sites = {t.value: t.site for t in taps}
     names = tuple(sites.get(value, value) for value in segment.inputs)
-    return replace(blamed, inputs=names, operators=tuple(str(op) for op in segment.operators))
+    # Behind the last module it is the model's own code that computes an output: the last of its lines.
+    source = blamed.source or next((op.source for op in reversed(segment.operators) if op.source), "")
+    return replace(blamed, inputs=names, source=source, operators=tuple(str(op) for op in segment.operators))

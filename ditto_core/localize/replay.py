@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from ditto_core.backends.eager import as_float, widened
+from ditto_core.backends.eager import widened
 from ditto_core.errors import RunError, first_line
+from ditto_core.model import states
+from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
-from ditto_core.model.recorder import Recorder
-from ditto_core.model.wrappers import cache_argument, named_outputs
-from ditto_core.sites import Tap
+from ditto_core.model.recorder import Recorder, named_by_code
+from ditto_core.sites import Tap, final_site
 from ditto_core.stepping.comparer import as_masks, is_mask
 from ditto_core.system.ieee import exact_float32
 
@@ -36,20 +37,16 @@ class Replay:
     def __init__(self, model: LoadedModel, taps: tuple[Tap, ...], *, engine_dtype: str, dtype: str) -> None:
         rounded = cast_module(model.module, getattr(torch, engine_dtype))
         self.module = cast_module(rounded, getattr(torch, dtype))
-        self._decoder = model.decoder
+        self._forward = Forward(self.module, decoder=model.decoder)
         self._dtype = dtype
         self._taps = {name: tap for tap in taps for name in (tap.site, *tap.aliases)}
-        self._caches = [(tap, *present(tap.value)) for tap in taps if tap.value.startswith("present.")]
+        self._caches = [tap for tap in taps if tap.value.startswith("present.")]
         tensors = (*self.module.parameters(), *self.module.buffers())
         self._own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        self._cache: Any = None
 
     def start(self) -> None:
         """Empty the KV cache."""
-        if self._decoder:
-            from transformers.cache_utils import DynamicCache
-
-            self._cache = DynamicCache()
+        self._forward.start()
 
     def step(
         self, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor], on_value: OnValue
@@ -60,27 +57,23 @@ class Replay:
         module fails on the engine's tensors.
         """
         forced = Forced(self._taps, captured, self._own, on_value)
-        recorder = Recorder(self.module, forced.visit)
+        recorder = Recorder(self.module, forced.visit, self._taps)
         with torch.inference_mode(), exact_float32(), widened(self._dtype), recorder.recording():
             try:
                 outputs = self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
                 raise RunError(f"replay of the engine's tensors failed: {first_line(error)}") from error
+        forced.finish(outputs)
         self._adopt(captured)
         return outputs
 
-    def _forward(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if not self._decoder:
-            own = next((p.dtype for p in self.module.parameters()), torch.float32)
-            return named_outputs(self.module(**{k: as_float(v, own).clone() for k, v in inputs.items()}))
-        out = self.module(**inputs, use_cache=True, **{cache_argument(self.module): self._cache})
-        return {"logits": out.logits}
-
     def _adopt(self, captured: Mapping[str, torch.Tensor]) -> None:
-        for tap, layer, name in self._caches:
+        held = dict(states.items(self._forward.cache)) if self._caches else {}
+        for tap in self._caches:
+            name = tap.value.removeprefix("present.")
             if tap.site in captured:
-                own = getattr(self._cache.layers[layer], name)
-                setattr(self._cache.layers[layer], name, captured[tap.site].to(own.device, own.dtype, copy=True))
+                own = held[name]
+                states.put(self._forward.cache, name, captured[tap.site].to(own.device, own.dtype, copy=True))
 
 
 class Forced:
@@ -118,19 +111,18 @@ class Forced:
         tensor.copy_(actual)
         return None
 
+    def finish(self, outputs: Mapping[str, torch.Tensor]) -> None:
+        """Hand out the final outputs that no module returned: what the model's own code computes behind the last."""
+        for name, tensor in outputs.items():
+            tap = self._taps.get(final_site(name, self._taps))
+            if tap is None or tap.site in self._done or tap.value != name or not tensor.is_floating_point():
+                continue
+            actual = self._captured.get(tap.site)
+            if actual is not None and actual.shape == tensor.shape:
+                self._done.add(tap.site)
+                self._on_value(tap, tensor)
+
     def _writable(self, tensor: torch.Tensor) -> bool:
         """Tell whether overwriting is safe: no weight, and no element that stands for several."""
         expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         return not expanded and tensor.untyped_storage().data_ptr() not in self._own
-
-
-def named_by_code(site: str) -> bool:
-    """Tell whether a site is one that ``tap`` names, rather than a module's input or output."""
-    port = site.partition(":")[2]
-    return bool(port) and port.split(".")[0] not in ("in", "out")
-
-
-def present(value: str) -> tuple[int, str]:
-    """Return the layer and the attribute of a cache layer that ``present.{i}.key|value`` is."""
-    _, layer, kind = value.split(".")
-    return int(layer), f"{kind}s"

@@ -7,12 +7,13 @@ model's own outputs, and a backend makes taps of the values it is asked for.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,17 @@ import torch
 from torch import nn
 
 from ditto_core.errors import BuildError, UsageError
-from ditto_core.graphs.outputs import finish_export
+from ditto_core.graphs.outputs import axes_by_value, finish_export, input_shapes
+from ditto_core.model.export_failure import export_failure, innermost
 from ditto_core.model.loading import LoadedModel
-from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
-from ditto_core.sites import Provenance, Tap, source_line
+from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
+from ditto_core.sites import Provenance, Tap, final_site, source_line
 
 ONNX_FILE = "model.onnx"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
 FORMAT = 2
 """Of what an export holds, site names included; part of its key."""
-BATCH, LENGTH, PAST, TOTAL = "batch", "length", "past", "total"
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,24 @@ class Export:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     vocab_size: int = 0
+    shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    """The sizes of each input's dimensions, or the names of those that are dynamic."""
 
     @property
     def finals(self) -> tuple[str, ...]:
         """The model's own outputs, without the KV cache."""
         return tuple(name for name in self.outputs if not (self.decoder and name.startswith("present.")))
+
+    def behind(self, taps: Sequence[Tap]) -> tuple[Tap, ...]:
+        """Return a tap for each final output that is none of ``taps``: what is computed behind the last module."""
+        known = {tap.value for tap in taps}
+        sites = {tap.site: tap for tap in taps}
+        wanted = [name for name in self.finals if name not in known]
+        if not wanted or not self.onnx_path.exists():
+            tokens = {"logits": (BATCH, LENGTH, "")} if self.decoder else {}
+            return tuple(Tap(final_site(name, sites), name, axes=tokens.get(name, ())) for name in wanted)
+        axes = axes_by_value(self.onnx_path)
+        return tuple(Tap(final_site(name, sites), name, axes=head_axis(axes[name])) for name in wanted)
 
     @property
     def onnx_path(self) -> Path:
@@ -64,6 +78,21 @@ class Export:
         """Every site of the model."""
         return Provenance.load(self.directory / PROVENANCE_FILE)
 
+    def check(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Raise :class:`UsageError` for an input whose sizes this export cannot take."""
+        for name, tensor in inputs.items():
+            shape = self.shapes.get(name)
+            if shape is None:
+                continue
+            if len(shape) != tensor.ndim:
+                raise UsageError(f"input {name!r} has {tensor.ndim} dimensions, expected {len(shape)}")
+            for index, (size, expected) in enumerate(zip(tensor.shape, shape, strict=True)):
+                if isinstance(expected, int) and size != expected:
+                    raise UsageError(
+                        f"input {name!r} has size {size} in dimension {index}, the engine was built for {expected}; "
+                        f"to let it vary give dynamic={{{name!r}: {{{index}: 'size'}}}}"
+                    )
+
     @classmethod
     def load(cls, directory: Path) -> Export:
         """Open what :func:`export` wrote."""
@@ -77,15 +106,20 @@ class Export:
         (self.directory / EXPORT_FILE).write_text(json.dumps(data, indent=1) + "\n")
 
 
-def export(model: LoadedModel, directory: Path, *, opset: int = 20) -> Export:
+def export(
+    model: LoadedModel, directory: Path, *, opset: int = 20, named: Sequence[tuple[str, int, str]] = ()
+) -> Export:
     """Export a loaded model into ``directory``: ONNX, weights, provenance, and readable forms of the FX graph.
 
-    Raises :class:`BuildError` with the first line of the exporter's complaint.
+    ``named`` are dimensions of a module's inputs that have to be dynamic, as (input, index, name).
+    Raises :class:`BuildError` with the exporter's innermost complaint, and for a dimension that the model fixes.
     """
-    wrapper: Wrapper = DecoderWrapper(model.module) if model.decoder else ModuleWrapper(model.module, model.examples)
+    wrapper = wrap(model, named)
     arguments, dynamic, input_names = wrapper.signature()
-    try:
-        with quiet(), torch.no_grad():
+    program = None
+    with quiet(), torch.no_grad(), own_symbols(not model.decoder):
+        run_once(model, wrapper, arguments)
+        try:
             program = torch.export.export(wrapper, arguments, dynamic_shapes=dynamic, strict=False)
             names = wrapper.traced.names
             onnx_program = torch.onnx.export(
@@ -97,29 +131,59 @@ def export(model: LoadedModel, directory: Path, *, opset: int = 20) -> Export:
                 opset_version=opset,
                 verbose=False,
             )
-    except Exception as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise BuildError(f"{model.label} could not be exported: {first.strip()}") from error
+        except Exception as error:
+            raise BuildError(export_failure(model.label, error, program)) from error
     assert onnx_program is not None
     decomposed: Any = onnx_program.exported_program
     onnx_program.save(directory / ONNX_FILE, external_data=True)
-    axes = finish_export(directory / ONNX_FILE, wrapper.traced.outputs, dimension_names(input_names))
+    axes = finish_export(directory / ONNX_FILE, wrapper.traced.outputs, wrapper.dimensions)
     taps = tuple(describe(wrapper, decomposed, names, axes))
     Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
     write_readable(decomposed, directory)
-    done = Export(directory, model.decoder, tuple(input_names), wrapper.traced.outputs, vocab_size(model.module))
+    shapes = input_shapes(directory / ONNX_FILE)
+    check_dynamic(model, named, shapes)
+    vocabulary = vocab_size(model.module)
+    done = Export(directory, model.decoder, tuple(input_names), wrapper.traced.outputs, vocabulary, shapes)
     done.save()
     return done
 
 
-def dimension_names(input_names: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Name the dynamic dimensions of the inputs; anything not listed is known by its batch dimension alone."""
-    names: dict[str, dict[int, str]] = {name: {0: BATCH} for name in input_names}
-    names |= {n: {0: BATCH, 1: LENGTH} for n in ("input_ids", "position_ids") if n in names}
-    if "attention_mask" in names:
-        decoder = any(n.startswith("past_key_values.") for n in names)
-        names["attention_mask"] = {0: BATCH, 1: TOTAL if decoder else LENGTH}
-    return names | {n: {0: BATCH, 2: PAST} for n in input_names if n.startswith("past_key_values.")}
+def wrap(model: LoadedModel, named: Sequence[tuple[str, int, str]] = ()) -> Wrapper:
+    """Return what is traced of a loaded model. Raises :class:`UsageError` for a dimension that no input has."""
+    if model.decoder and named:
+        raise UsageError(f"dynamic names {named[0][0]!r}, but {model.label} is a decoder, whose sizes are all dynamic")
+    if model.decoder:
+        return DecoderWrapper(model.module)
+    for name, index, dimension in named:
+        if name not in model.examples:
+            raise UsageError(f"dynamic names input {name!r}, {model.label} has {', '.join(model.examples)}")
+        if index >= model.examples[name].ndim:
+            raise UsageError(
+                f"dynamic gives {dimension!r} to dimension {index} of {name!r}, which has {model.examples[name].ndim}"
+            )
+    return ModuleWrapper(model.module, model.examples, named)
+
+
+def run_once(model: LoadedModel, wrapper: Wrapper, arguments: tuple[Any, ...]) -> None:
+    """Run a wrapper before it is traced. Raises :class:`BuildError` when the model cannot run on its own examples."""
+    try:
+        wrapper(*arguments)
+    except Exception as error:
+        raise BuildError(f"{model.label} could not be run: {innermost(error)}") from error
+    if not wrapper.traced.outputs:
+        raise BuildError(f"{model.label} returns no tensor, expected at least one to compare")
+
+
+def check_dynamic(
+    model: LoadedModel, named: Sequence[tuple[str, int, str]], shapes: Mapping[str, Sequence[int | str]]
+) -> None:
+    """Raise :class:`BuildError` for a dimension that the user named and the model fixes."""
+    for name, index, dimension in named:
+        if isinstance(size := shapes[name][index], int):
+            hint = (
+                "give an example of at least 2" if size == 1 else f"{model.label} computes with that size in its code"
+            )
+            raise BuildError(f"dimension {index} of {name!r} ({dimension}) is fixed to {size}: {hint}")
 
 
 def describe(
@@ -156,6 +220,13 @@ def write_readable(program: torch.export.ExportedProgram, directory: Path) -> No
     code = program.graph_module.print_readable(print_output=False)
     (directory / "graph_module.py").write_text(code + "\n")
     (directory / "graph.txt").write_text(str(program.graph) + "\n")
+
+
+def own_symbols(wanted: bool) -> AbstractContextManager[Any]:
+    """Give dimensions symbols of their own: without that, an image that is square in the example always is."""
+    config: Any = importlib.import_module("torch.fx.experimental._config")
+    patched: AbstractContextManager[Any] = config.patch(use_duck_shape=not wanted)
+    return patched
 
 
 @contextmanager

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from ditto_core.errors import ModelError, UsageError, first_line, nearest
-from ditto_core.model import attention
+from ditto_core.model import attention, states
 from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing
+from ditto_core.model.examples import examples_of
 
 if TYPE_CHECKING:
     from ditto_core.spec import ModelSource
@@ -54,6 +55,7 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
     loaded = from_location(source, locate(source)) if source.factory is None else from_factory(source)
     module = cast_module(loaded.module, dtype)
     set_attention(module, implementation)
+    set_experts(module)
     return replace(loaded, module=freeze(module))
 
 
@@ -68,7 +70,7 @@ def from_factory(source: ModelSource) -> LoadedModel:
     if examples is None and is_decoder(module):
         return LoadedModel(module, True, source.label, {})
     if examples is None:
-        raise ModelError(f"factory {source.label!r} returned no example inputs, expected (module, {{name: tensor}})")
+        return LoadedModel(module, False, source.label, examples_of(f"factory {source.label!r}", module))
     return LoadedModel(module, False, source.label, checked_examples(source.label, module, examples))
 
 
@@ -108,11 +110,11 @@ def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedM
             cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
             extra |= {"dtype": torch.float32, "output_loading_info": True}
             module, found = cls.from_pretrained(directory, **kwargs, **extra)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
     refuse_missing(source.location, found["missing_keys"])
     decoder = is_decoder(module)
-    examples: dict[str, torch.Tensor] = {} if decoder else dict(module.dummy_inputs)
+    examples = {} if decoder else examples_of(f"model {source.label!r}", module)
     return LoadedModel(module, decoder, source.label, examples, directory, source.trust_remote_code)
 
 
@@ -151,13 +153,15 @@ def dequantize(source: ModelSource, directory: Path) -> None:
 
 
 def is_decoder(module: nn.Module) -> bool:
-    """Tell whether a module is a transformers decoder that takes a KV cache."""
+    """Tell whether a module is a transformers decoder whose tokens can be stepped with a carried cache."""
     can_generate: Any = getattr(module, "can_generate", None)
     config = getattr(module, "config", None)
-    if config is None or can_generate is None or not can_generate() or not hasattr(config, "vocab_size"):
+    if config is None or can_generate is None or not can_generate() or not hasattr(config, "get_text_config"):
         return False
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    return not getattr(config, "is_encoder_decoder", False) and hasattr(text, "num_attention_heads")
+    text = config.get_text_config(decoder=True)
+    if getattr(config, "is_encoder_decoder", False) or not hasattr(text, "vocab_size"):
+        return False
+    return states.continues(module) if states.has_fixed_states(module) else hasattr(text, "num_attention_heads")
 
 
 def set_attention(module: nn.Module, implementation: str) -> None:
@@ -165,6 +169,14 @@ def set_attention(module: nn.Module, implementation: str) -> None:
     select: Any = getattr(module, "set_attn_implementation", None)
     if select is not None:
         select(attention.PREFIX + implementation)
+
+
+def set_experts(module: nn.Module) -> None:
+    """Compute mixtures of experts by batched products: the default, grouped products, has no ONNX function."""
+    for part in module.modules():
+        can: Any = getattr(part, "_can_set_experts_implementation", None)
+        if can is not None and can():
+            part.set_experts_implementation("batched_mm")  # type: ignore[operator]
 
 
 def freeze(module: nn.Module) -> nn.Module:

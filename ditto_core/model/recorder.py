@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -29,16 +31,18 @@ def tap(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Recorder:
-    """Forward hooks on every module below ``root``; each tensor is handed to ``on_tensor`` as soon as it exists.
+    """Forward hooks on the modules below ``root``; each tensor is handed to ``on_tensor`` as soon as it exists.
 
+    With ``wanted``, only modules that have one of these sites are hooked; without it, all are.
     Sites: the first output tensor of a module is the default port, others are ``:out.<key>``; the first input is
     ``:in``, others ``:in.<name>``. The second call of a module in one step is ``path@1``; a
     call with a text argument is ``path@text`` (Gemma's rotary embedding: ``@sliding_attention``). ``root`` itself has
     no site.
     """
 
-    def __init__(self, root: nn.Module, on_tensor: OnTensor) -> None:
+    def __init__(self, root: nn.Module, on_tensor: OnTensor, wanted: Iterable[str] | None = None) -> None:
         self._root = root
+        self._paths = None if wanted is None else hooked_paths(wanted)
         self._on_tensor = on_tensor
         self._calls: Counter[str] = Counter()
         self._stack: list[tuple[str, nn.Module]] = []
@@ -48,7 +52,8 @@ class Recorder:
         """Record one forward pass of the root module."""
         self._calls.clear()
         self._stack.clear()
-        handles = [h for path, module in self._root.named_modules() if path for h in self._hook(path, module)]
+        modules = [(path, module) for path, module in self._root.named_modules() if path and self._hooks(path)]
+        handles = [handle for path, module in modules for handle in self._hook(path, module)]
         token = _recorder.set(self)
         try:
             yield
@@ -62,6 +67,9 @@ class Recorder:
         path, module = self._stack[-1] if self._stack else ("", self._root)
         other = self._on_tensor(f"{path}:{name}", tensor, module)
         return tensor if other is None else other
+
+    def _hooks(self, path: str) -> bool:
+        return self._paths is None or path in self._paths
 
     def _hook(self, path: str, module: nn.Module) -> list[Any]:
         parameters = list(inspect.signature(module.forward).parameters)
@@ -100,16 +108,41 @@ class Recorder:
         return map_tensors(value, lambda key, tensor: self._on_tensor(names[key], tensor, module))
 
 
+def hooked_paths(wanted: Iterable[str]) -> frozenset[str] | None:
+    """Return the modules that have the ``wanted`` sites; None for all modules.
+
+    All, where a site is one that ``tap`` names: which module names it is known only while every module is watched.
+    """
+    sites = list(wanted)
+    if any(named_by_code(site) for site in sites):
+        return None
+    return frozenset(site.partition(":")[0].partition("@")[0] for site in sites)
+
+
+def named_by_code(site: str) -> bool:
+    """Tell whether a site is one that ``tap`` names, rather than a module's input or output."""
+    port = site.partition(":")[2]
+    return bool(port) and port.split(".")[0] not in ("in", "out")
+
+
 def tensors_in(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor in nested tuples, lists and dicts, with its path of keys joined by dots."""
+    """Yield every tensor in nested tuples, lists, dicts and dataclasses, with its path of keys joined by dots."""
     if isinstance(value, torch.Tensor):
         yield prefix, value
-    elif type(value) in (tuple, list):
-        for i, item in enumerate(value):
-            yield from tensors_in(item, f"{prefix}.{i}" if prefix else str(i))
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensors_in(item, f"{prefix}.{key}" if prefix else str(key))
+        return
+    for key, item in (items_in(value) or {}).items():
+        yield from tensors_in(item, f"{prefix}.{key}" if prefix else key)
+
+
+def items_in(value: Any) -> dict[str, Any] | None:
+    """Return what a container holds by key; None for anything that is no container."""
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return {str(i): item for i, item in enumerate(value)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return None
 
 
 def map_tensors(value: Any, replace: Callable[[str, torch.Tensor], torch.Tensor | None], prefix: str = "") -> Any:
@@ -117,16 +150,21 @@ def map_tensors(value: Any, replace: Callable[[str, torch.Tensor], torch.Tensor 
     if isinstance(value, torch.Tensor):
         other = replace(prefix, value)
         return value if other is None else other
-    if type(value) in (tuple, list):
-        items = {str(i): item for i, item in enumerate(value)}
-    elif isinstance(value, Mapping):
-        items = {str(key): item for key, item in value.items()}
-    else:
+    items = items_in(value)
+    if items is None:
         return value
     mapped = {key: map_tensors(item, replace, f"{prefix}.{key}" if prefix else key) for key, item in items.items()}
-    if all(mapped[key] is items[key] for key in items):
-        return value
-    if type(value) in (tuple, list):
-        return type(value)(mapped.values())
-    rebuilt = dict(zip(value, mapped.values(), strict=True))
-    return rebuilt if type(value) is dict else type(value)(**rebuilt)
+    return value if all(mapped[key] is items[key] for key in items) else rebuilt(value, mapped)
+
+
+def rebuilt(value: Any, items: Mapping[str, Any]) -> Any:
+    """Return a container of the kind of ``value`` that holds other items, in the same order."""
+    if isinstance(value, Mapping):
+        named = dict(zip(value, items.values(), strict=True))
+        return named if type(value) is dict else type(value)(**named)
+    if isinstance(value, tuple | list):
+        return type(value)(*items.values()) if hasattr(value, "_fields") else type(value)(items.values())
+    changed = copy.copy(value)
+    for name, item in items.items():
+        object.__setattr__(changed, name, item)
+    return changed

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from ditto_core.errors import BuildError
-from ditto_core.model.export import BATCH, LENGTH, PROVENANCE_FILE, TOTAL, Export, head_axis, unmapped_modules
+from ditto_core.model.export import PROVENANCE_FILE, Export, head_axis, unmapped_modules, wrap
+from ditto_core.model.export_failure import innermost
 from ditto_core.model.loading import LoadedModel
-from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
+from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, vocab_size
 from ditto_core.sites import Provenance
 
 
@@ -22,14 +23,13 @@ def outline(model: LoadedModel, directory: Path, *, dtype: str) -> Export:
     lines are missing. ``dtype`` is what the engine will compute in. Raises :class:`BuildError` when the model cannot
     run.
     """
-    wrapper: Wrapper = DecoderWrapper(model.module) if model.decoder else ModuleWrapper(model.module, model.examples)
+    wrapper = wrap(model)
     arguments, _, input_names = wrapper.signature()
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             outputs = wrapper(*arguments)
     except Exception as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise BuildError(f"{model.label} could not be run: {first.strip()}") from error
+        raise BuildError(f"{model.label} could not be run: {innermost(error)}") from error
     shapes = dict(zip(wrapper.traced.names, (tuple(tensor.shape) for tensor in outputs), strict=True))
     token = arguments[0] if model.decoder else arguments[0][0]
     total = arguments[1].shape[1] if model.decoder else 0

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.overrides import TorchFunctionMode
 
-from ditto_core.model import checkpoint
+from ditto_core.model import checkpoint, states
+from ditto_core.model.forward import Forward, named_outputs
 from ditto_core.model.recorder import Recorder
 from ditto_core.sites import Tap
 
-CACHE_SITES = ("key", "value")
+BATCH, LENGTH, PAST, TOTAL = "batch", "length", "past", "total"
+TOKENS = ("input_ids", "attention_mask", "position_ids")
 
 
 class Traced:
-    """What a wrapper saw while it was traced: ``torch.export`` undoes changes to a module's own attributes only."""
+    """What a wrapper saw while it ran: ``torch.export`` undoes changes to a module's own attributes only.
+
+    ``rewritten`` holds the sites whose tensor the model writes into later on (``ReLU(inplace=True)``, ``h += x``);
+    ``spoils`` tells whether it writes into its inputs.
+    """
 
     def __init__(self) -> None:
         self.outputs: tuple[str, ...] = ()
         self.taps: dict[str, Tap] = {}
+        self.rewritten: frozenset[str] = frozenset()
+        self.spoils = True
 
     @property
     def names(self) -> list[str]:
@@ -31,8 +39,28 @@ class Traced:
         return [*self.outputs, *(value for value in self.taps if value not in self.outputs)]
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A tensor at a site. ``version`` counts the writes into it up to then, ``value`` is what it held then."""
+
+    site: str
+    tensor: torch.Tensor
+    version: int
+    value: torch.Tensor
+    module: nn.Module
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The same for two sites that are the very same tensor with the same content."""
+        return id(self.tensor), self.version
+
+
 class Wrapper(nn.Module):
-    """Flat inputs and outputs around a module, and every tensor that passes a module boundary as an extra output."""
+    """Flat inputs and outputs around a module, and every tensor that passes a module boundary as an extra output.
+
+    It has to run once before it is traced: only then is it known which tensors the model writes into later on. Of those
+    the trace takes a copy at the site, for an exported graph knows a tensor's last content only.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -43,33 +71,92 @@ class Wrapper(nn.Module):
         """Return example arguments, their dynamic shapes, and the names of the flat inputs."""
         raise NotImplementedError
 
+    @property
+    def dimensions(self) -> dict[str, dict[int, str]]:
+        """The names of dynamic dimensions, by input and index."""
+        raise NotImplementedError
+
     def run_tapped(
-        self, run: Callable[[], Mapping[str, torch.Tensor]], inputs: Sequence[torch.Tensor]
+        self, run: Callable[[Sequence[torch.Tensor]], Mapping[str, torch.Tensor]], inputs: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """Run the module under a recorder; return its outputs by name, then every tensor that is none of them."""
-        seen: list[tuple[str, torch.Tensor, nn.Module]] = []
-        with Recorder(self.module, lambda site, tensor, module: seen.append((site, tensor, module))).recording():
-            outputs = run()
-        values = {id(tensor): name for name, tensor in outputs.items()}
-        skip = {id(tensor) for tensor in inputs}
-        taps: dict[str, Tap] = {}
-        extra: list[torch.Tensor] = []
-        for site, tensor, module in seen:
-            if id(tensor) in skip or not tensor.is_floating_point():
-                continue
-            value = values.setdefault(id(tensor), site)
-            if value in taps:
-                taps[value] = replace(taps[value], aliases=(*taps[value].aliases, site))
-                continue
-            taps[value] = Tap(site, value, module_class=class_name(module), dtype=str(tensor.dtype)[6:])
-            if value == site:
-                extra.append(tensor)
+        given = [tensor.clone() for tensor in inputs.values()] if self.traced.spoils else list(inputs.values())
+        before = [version(tensor) for tensor in given]
+        seen: list[Seen] = []
+
+        def see(site: str, tensor: torch.Tensor, module: nn.Module) -> None:
+            value = tensor.clone() if site in self.traced.rewritten else tensor
+            seen.append(Seen(site, tensor, version(tensor), value, module))
+
+        with Recorder(self.module, see).recording(), RealViews():
+            outputs = run(given)
+        self.traced.rewritten = frozenset(s.site for s in seen if version(s.tensor) != s.version)
+        self.traced.spoils = [version(tensor) for tensor in given] != before
+        handed_in = {(id(tensor), number) for tensor, number in zip(given, before, strict=True)}
+        finals = own_tensors(outputs, {id(tensor) for tensor in given})
+        taps, extra = name_taps(seen, outputs, handed_in, {*outputs, *inputs})
         self.traced.outputs, self.traced.taps = tuple(outputs), taps
-        return (*outputs.values(), *extra)
+        return (*finals, *extra)
+
+
+class RealViews(TorchFunctionMode):
+    """Gives complex tensors new dimensions by way of their real and imaginary parts.
+
+    The exporter multiplies complex numbers (rotary embeddings of Llama 4 and DeepSeek V2) but cannot unsqueeze them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func``; what adds dimensions before the last adds them to pairs of real numbers."""
+        if func not in (torch.Tensor.__getitem__, torch.Tensor.unsqueeze) or not args[0].is_complex():
+            return func(*args, **(kwargs or {}))
+        return torch.view_as_complex(func(torch.view_as_real(args[0]), *args[1:], **(kwargs or {})))
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written into, through any view of it; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def own_tensors(outputs: Mapping[str, torch.Tensor], taken: set[int]) -> Iterator[torch.Tensor]:
+    """Yield each output as a tensor of its own: one that is an input, or another output as well, as a copy."""
+    for tensor in outputs.values():
+        yield tensor.clone() if id(tensor) in taken else tensor
+        taken.add(id(tensor))
+
+
+def name_taps(
+    seen: Sequence[Seen], outputs: Mapping[str, torch.Tensor], inputs: set[tuple[int, int]], taken: Collection[str]
+) -> tuple[dict[str, Tap], list[torch.Tensor]]:
+    """Return the taps by value, and the tensors of those that are no output. ``taken`` names are no value's.
+
+    Sites that are the very same tensor are one tap. Inputs, and what is not floating, are none.
+    """
+    values: dict[tuple[int, int], str] = {}
+    for name, tensor in outputs.items():
+        values.setdefault((id(tensor), version(tensor)), name)
+    taps: dict[str, Tap] = {}
+    extra: list[torch.Tensor] = []
+    for found in seen:
+        if found.identity in inputs or not found.tensor.is_floating_point():
+            continue
+        if found.identity not in values:
+            values[found.identity] = f"{found.site}:value" if found.site in taken else found.site
+            extra.append(found.value)
+        value = values[found.identity]
+        if value in taps:
+            taps[value] = replace(taps[value], aliases=(*taps[value].aliases, found.site))
+        else:
+            dtype = str(found.tensor.dtype).removeprefix("torch.")
+            taps[value] = Tap(found.site, value, module_class=class_name(found.module), dtype=dtype)
+    return taps, extra
 
 
 class DecoderWrapper(Wrapper):
-    """``forward(input_ids, attention_mask, position_ids, past)`` around a transformers decoder with a flat KV cache."""
+    """``forward(input_ids, attention_mask, position_ids, past)`` around a transformers decoder; ``past`` is flat."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._states = states.layout(module)
 
     def forward(
         self,
@@ -78,21 +165,17 @@ class DecoderWrapper(Wrapper):
         position_ids: torch.Tensor,
         past: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        """Return logits [batch, length, vocab], the new cache [batch, kv_head, total, head_dim] …, and the taps."""
-        cache = cache_from_flat(past)
+        """Return logits [batch, length, vocab], what is carried to the next step, and the taps."""
 
-        def run() -> dict[str, torch.Tensor]:
-            kwargs = {cache_argument(self.module): cache}
-            out = self.module(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                use_cache=True,
-                **kwargs,
-            )
-            return {"logits": out.logits} | dict(cache_items("present", cache))
+        def run(given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+            carried = dict(zip((state.name for state in self._states), given[len(TOKENS) :], strict=True))
+            forward = Forward(self.module, decoder=True)
+            forward.cache = states.filled(self.module, carried)
+            outputs = forward(dict(zip(TOKENS, given, strict=False)))
+            return outputs | {f"present.{name}": tensor for name, tensor in states.items(forward.cache)}
 
-        return self.run_tapped(run, (input_ids, attention_mask, position_ids, *past))
+        tokens = zip(TOKENS, (input_ids, attention_mask, position_ids), strict=True)
+        return self.run_tapped(run, dict(tokens) | dict(zip(self._past, past, strict=True)))
 
     def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
         """Example sizes of at least 2 everywhere, so that no dimension is taken for a constant."""
@@ -102,86 +185,84 @@ class DecoderWrapper(Wrapper):
         mask = torch.ones(batch, past + length, dtype=torch.int64)
         positions = torch.arange(past, past + length).expand(batch, length).contiguous()
         dtype = next(self.module.parameters()).dtype
-        caches = [
-            torch.randn(batch, heads, past, dim, generator=generator).to(dtype)
-            for heads, dim in kv_geometry(self.module)
-            for _ in CACHE_SITES
-        ]
-        d = Dim.DYNAMIC
-        token = {0: d, 1: d}
-        dynamic = {
-            "input_ids": token,
-            "attention_mask": token,
-            "position_ids": token,
-            "past": [{0: d, 2: d}] * len(caches),
+        caches = []
+        for state in self._states:
+            first, *others = state.sizes
+            shape = (batch, first, past, *others[1:]) if state.grows else (batch, *state.sizes)
+            cast = torch.float32 if state.dtype == torch.float32 else dtype
+            caches.append(torch.randn(shape, generator=generator).to(cast))
+        token = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+        dynamic = dict.fromkeys(TOKENS, token) | {
+            "past": [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} if state.grows else {0: Dim.DYNAMIC} for state in self._states]
         }
-        names = ["input_ids", "attention_mask", "position_ids"]
-        names += [f"past_key_values.{i}.{k}" for i in range(len(caches) // 2) for k in CACHE_SITES]
-        return (ids, mask, positions, caches), dynamic, names
+        return (ids, mask, positions, caches), dynamic, [*TOKENS, *self._past]
+
+    @property
+    def dimensions(self) -> dict[str, dict[int, str]]:
+        """Tokens have a length; the mask and the new cache span what is past as well."""
+        token = {0: BATCH, 1: LENGTH}
+        tokens = {"input_ids": token, "attention_mask": {0: BATCH, 1: TOTAL}, "position_ids": token}
+        past = zip(self._past, self._states, strict=True)
+        return tokens | {name: {0: BATCH, 2: PAST} if state.grows else {0: BATCH} for name, state in past}
+
+    @property
+    def _past(self) -> list[str]:
+        return [f"past_key_values.{state.name}" for state in self._states]
 
 
 class ModuleWrapper(Wrapper):
-    """Any module: forward's named inputs in, its output tensors out by name."""
+    """Any module: forward's named inputs in, its output tensors out by name.
 
-    def __init__(self, module: nn.Module, examples: Mapping[str, torch.Tensor]) -> None:
+    ``named`` are dimensions of inputs that have to be dynamic, by input, index and name.
+    """
+
+    def __init__(
+        self, module: nn.Module, examples: Mapping[str, torch.Tensor], named: Sequence[tuple[str, int, str]] = ()
+    ) -> None:
         super().__init__(module)
         self.examples = dict(examples)
+        self._named = named
 
     def forward(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return the outputs in order, then the taps."""
-        named = dict(zip(self.examples, inputs, strict=True))
-        return self.run_tapped(lambda: named_outputs(self.module(**named)), inputs)
+
+        def run(given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+            named = dict(zip(self.examples, given, strict=True))
+            return named_outputs(self.module(**named), named)
+
+        return self.run_tapped(run, dict(zip(self.examples, inputs, strict=True)))
 
     def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
-        """The batch dimension is dynamic, and both dimensions of token ids."""
-        auto = Dim.AUTO
-        dynamic = [
-            {0: auto, 1: auto} if t.ndim == 2 and not t.is_floating_point() else ({0: auto} if t.ndim else {})
-            for t in self.examples.values()
-        ]
-        return (list(self.examples.values()),), {"inputs": dynamic}, list(self.examples)
+        """The first dimension is the batch; also dynamic are that of tokens, and what was named."""
+        examples = self._two_rows()
+        dynamic = [dict.fromkeys(self.dimensions[name], Dim.AUTO) for name in examples]
+        return (list(examples.values()),), {"inputs": dynamic}, list(examples)
 
+    @property
+    def dimensions(self) -> dict[str, dict[int, str]]:
+        """The names of the dimensions that may have other sizes than in the example, by input and index."""
+        names: dict[str, dict[int, str]] = {}
+        for name, tensor in self.examples.items():
+            names[name] = {0: BATCH} if tensor.ndim else {}
+            if (tensor.ndim, tensor.is_floating_point()) in ((2, False), (3, True)):
+                names[name][1] = LENGTH
+        for name, index, dimension in self._named:
+            names[name][index] = dimension
+        return names
 
-def named_outputs(output: Any) -> dict[str, torch.Tensor]:
-    """Name the tensors of a module's output: a single one is ``output``, others by key or index."""
-    from ditto_core.model.recorder import tensors_in
-
-    return {key if not key.isdigit() and key else f"output{key}": t for key, t in tensors_in(output)}
-
-
-def cache_argument(module: nn.Module) -> str:
-    """Return the name of forward's cache parameter (transformers renamed it in 5.2x)."""
-    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
-
-
-def cache_from_flat(flat: Sequence[torch.Tensor]) -> Any:
-    """Build a ``DynamicCache`` of plain layers around existing tensors [batch, kv_head, past, head_dim]."""
-    from transformers.cache_utils import DynamicCache, DynamicLayer
-
-    cache = DynamicCache()
-    for i in range(0, len(flat), 2):
-        layer = DynamicLayer()
-        layer.keys, layer.values = flat[i], flat[i + 1]
-        layer.dtype, layer.device, layer.is_initialized = flat[i].dtype, flat[i].device, True
-        cache.layers.append(layer)
-    return cache
-
-
-def cache_items(prefix: str, cache: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a cache as ``{prefix}.{layer}.key|value``."""
-    for i, layer in enumerate(cache.layers):
-        yield f"{prefix}.{i}.key", layer.keys
-        yield f"{prefix}.{i}.value", layer.values
-
-
-def kv_geometry(module: nn.Module) -> list[tuple[int, int]]:
-    """Return (key/value heads, head dimension) for each layer."""
-    config: Any = module.config
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return [(heads, dim)] * config.num_hidden_layers
+    def _two_rows(self) -> dict[str, torch.Tensor]:
+        """Return the examples, of one row as two equal ones: the exporter takes a size of 1 for a constant."""
+        if not any(tensor.ndim and tensor.shape[0] == 1 for tensor in self.examples.values()):
+            return self.examples
+        doubled = {
+            name: torch.cat([tensor, tensor]) if tensor.ndim and tensor.shape[0] == 1 else tensor
+            for name, tensor in self.examples.items()
+        }
+        try:
+            self(list(doubled.values()))
+        except Exception:  # noqa: BLE001 - a module may raise anything where its inputs have no rows in common
+            return self.examples
+        return doubled
 
 
 def vocab_size(module: nn.Module) -> int:

@@ -19,7 +19,8 @@ def open_localizer(sessions: Sessions) -> Localizer:
     """Return what takes the engine's taps and measures the error that each site adds by itself."""
     engine = sessions.engine
     kernels = CoarseKernels(engine, engine.taps, lambda: exported_graph(sessions))
-    return Localizer(sessions.model, engine.taps, sessions.spec.dtype, kernels=kernels)
+    taps = (*engine.taps, *sessions.export.behind(engine.taps))
+    return Localizer(sessions.model, taps, sessions.spec.dtype, kernels=kernels)
 
 
 def localized(sessions: Sessions, localizer: Localizer, comparison: Comparison) -> Comparison:

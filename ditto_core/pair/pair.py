@@ -26,12 +26,17 @@ if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
     from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
+    from ditto_core.model.export import Export
     from ditto_core.relations import Relations
     from ditto_core.repro.repro import Fed, Repro
     from ditto_core.spec import EngineSpec
 
 AnyInputs = Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor] | None
 """Prompts of a decoder, inputs by name of another model, or None for its examples."""
+
+
+TOWERS = ("vision_config", "audio_config")
+"""Parts of a configuration whose modules text tokens do not reach."""
 
 
 class Pair:
@@ -102,6 +107,7 @@ class Pair:
             raise UsageError(f"{self.spec.model.label} is not a decoder: call run(inputs) instead of generate(prompts)")
         batch = self.encode(prompts)
         self._check_profile(batch, max_new_tokens)
+        check_padding(self.sessions.export, batch)
         self._fed = batch
         tokenizer = self.tokenizer
         decode = (lambda ids: str(tokenizer.decode(ids))) if tokenizer is not None else None
@@ -118,7 +124,9 @@ class Pair:
                 on_step=self.on_step,
             )
 
-        return self._run(run_fn, [batch.input_ids.tolist(), batch.mask.tolist(), max_new_tokens], localize)
+        towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
+        notes = [f"text tokens do not reach the {name} part of this model: it was not run" for name in towers]
+        return self._run(run_fn, [batch.input_ids.tolist(), batch.mask.tolist(), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:
         """Compare one forward pass of a model that is not a decoder, on its example inputs unless others are given."""
@@ -130,6 +138,7 @@ class Pair:
         for name in values:
             if name not in model.examples:
                 raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(model.examples)}")
+        self.workspace.export(self.spec).check(values)
         values = rounded(values, self.spec.dtype)
         self._fed = values
         key = {name: fingerprint(t.tolist()) for name, t in values.items()}
@@ -242,12 +251,12 @@ class Pair:
         self.spec.profile.check(batch.rows, length, 0)
         self.spec.profile.check(batch.rows, 1 if steps > 1 else length, length + steps - 2 if steps > 1 else 0)
 
-    def _run(self, run_fn: RunFn, key: Any, localize: bool | None) -> Comparison:
+    def _run(self, run_fn: RunFn, key: Any, localize: bool | None, notes: Sequence[str] = ()) -> Comparison:
         folder, count = self.options.dump, len(self.comparisons)
         dump = folder / f"run{count}" if folder and count else folder
         comparison = self._runner.run(run_fn, key, localize=localize, reader=self.reader, dump=dump)
-        self.comparisons.append(comparison)
-        return comparison
+        self.comparisons.append(replace(comparison, notes=(*comparison.notes, *notes)))
+        return self.comparisons[-1]
 
     def _feed(self, prompts: AnyInputs, steps: int, *, localize: bool) -> Comparison:
         if prompts is None or isinstance(prompts, Mapping):
@@ -283,3 +292,11 @@ class Pair:
 def number(config: Any, name: str) -> int:
     """Return a number of a model's configuration, 0 where it has none."""
     return int(getattr(config, name, None) or 0)
+
+
+def check_padding(export: Export, batch: TokenBatch) -> None:
+    """Raise :class:`UsageError` for prompts of several lengths where padding would enter a state of fixed size."""
+    fixed = [n for n in export.inputs if n.startswith("past_key_values.") and not n.endswith((".key", ".value"))]
+    if fixed and batch.padded:
+        name = fixed[0].removeprefix("past_key_values.")
+        raise UsageError(f"padding would enter the state {name} that this model carries: give prompts of one length")

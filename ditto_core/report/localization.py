@@ -54,6 +54,18 @@ def blame_lines(item: Blame) -> Iterator[str]:
         yield f"{'':37}{item.source}"
     if item.operator:
         yield f"{'':37}operator {item.operator}"
+        return
+    for line in between(item):
+        yield f"{'':37}or before it: {line}"
+
+
+def between(item: Blame, most: int = 3) -> list[str]:
+    """Return the model's other lines between a site and the nearest ones that the engine shows, the last ones first.
+
+    An operator that is no module's (``F.interpolate``, ``+``) is in none of the sites, but in one of these lines.
+    """
+    lines = [line.partition("(")[2].removesuffix(")") for line in reversed(item.operators) if "(" in line]
+    return [line for line in dict.fromkeys(lines) if line and line != item.source][:most]
 
 
 def cause_lines(found: Localization) -> Iterator[str]:

@@ -16,6 +16,7 @@ from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, SiteResult, TokenResult
 from ditto_core.compare.tolerance import Tolerance, quantized_bounds
 from ditto_core.session import Session, TapSink
+from ditto_core.sites import final_site
 from ditto_core.stepping.comparer import Comparer, Measured
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.prompts import Sequencer, TokenBatch, greedy
@@ -156,7 +157,9 @@ def run_step(
     comparer.outputs = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
     ours = comparer.outputs
     if sides.localizer is not None:
-        sides.localizer.take(step, engine_inputs, comparer.engine)
+        sites = {tap.site: tap for tap in engine.taps}
+        finals = {final_site(name, sites): tensor for name, tensor in ours.items()}
+        sides.localizer.take(step, engine_inputs, {**finals, **comparer.engine})
     if sides.low_precision is not None:
         if step == 0 and not sides.reference.info.recorded:
             run_once_before(sides.reference, reference_inputs, comparer)

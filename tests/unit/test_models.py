@@ -6,16 +6,19 @@ import re
 from contextlib import suppress
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import ModelError
+from ditto_core.model import states
 from ditto_core.model.checkpoint import load_tokenizer
-from ditto_core.model.loading import load_model, tiny_decoder
+from ditto_core.model.loading import is_decoder, load_model, tiny_decoder
 from ditto_core.spec import ModelSource
 from ditto_core.stepping.solo import tokenizer_for
+from tests.zoo import FAMILIES
 
 CONFIG = {"model_type": "of_its_own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
 
@@ -30,17 +33,97 @@ def test_a_model_with_code_of_its_own_says_how_to_trust_it(tmp_path):
     assert str(refused.value) == f"model {str(tmp_path)!r} could not be loaded: it brings code of its own; {hint}"
 
 
-@pytest.mark.parametrize("family", ["t5", "mamba"])
-def test_what_keeps_no_key_value_cache_of_its_own_prompt_needs_example_inputs(family):
-    small = {"vocab_size": 16, "hidden_size": 8, "num_layers": 1, "num_hidden_layers": 1, "num_heads": 2}
-    sizes = {"t5": {"d_model": 8, "d_kv": 4, "d_ff": 8}, "mamba": {"state_size": 2}}[family]
-    kind = {"t5": AutoModelForSeq2SeqLM, "mamba": AutoModelForCausalLM}[family]
+SMALL = {"vocab_size": 16, "hidden_size": 8, "num_layers": 1, "num_hidden_layers": 1, "num_heads": 2}
+SIZES = {"t5": {"d_model": 8, "d_kv": 4, "d_ff": 8}, "mamba": {"state_size": 2}}
+KINDS = {"t5": AutoModelForSeq2SeqLM, "mamba": AutoModelForCausalLM}
 
+
+@pytest.mark.parametrize(
+    ("family", "inputs"),
+    [
+        ("t5", {"input_ids": [2, 7], "attention_mask": [2, 7], "decoder_input_ids": [2, 4]}),
+        ("mamba", {"input_ids": [2, 7], "attention_mask": [2, 7]}),
+    ],
+)
+def test_what_keeps_no_key_value_cache_of_its_own_prompt_runs_on_inputs_made_from_its_configuration(family, inputs):
     def model():
-        return kind.from_config(AutoConfig.for_model(family, **(small | sizes)))
+        return KINDS[family].from_config(AutoConfig.for_model(family, **(SMALL | SIZES[family])))
 
-    with pytest.raises(ModelError, match="returned no example inputs, expected"):
+    loaded = load_model(ModelSource.of(model))
+    assert not loaded.decoder
+    assert {name: list(tensor.shape) for name, tensor in loaded.examples.items()} == inputs
+    assert int(loaded.examples["input_ids"].max()) < 16
+
+
+def test_a_module_of_no_class_that_is_known_needs_example_inputs():
+    with pytest.raises(ModelError, match=r"returned no example inputs.*give a callable that returns \(module, "):
+        load_model(ModelSource.of(lambda: torch.nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("vit", {"pixel_values": [2, 3, 32, 32]}),
+        ("segformer", {"pixel_values": [2, 3, 64, 64]}),
+        ("whisper", {"input_features": [2, 16, 60], "decoder_input_ids": [2, 4]}),
+        ("wav2vec2", {"input_values": [2, 640]}),
+        ("clip", {"input_ids": [2, 7], "attention_mask": [2, 7], "pixel_values": [2, 3, 32, 32]}),
+    ],
+)
+def test_a_directory_of_any_class_gives_inputs_of_the_sizes_that_its_configuration_says(tmp_path, family, sizes):
+    FAMILIES[family]().save_pretrained(tmp_path)
+    loaded = load_model(ModelSource(str(tmp_path)))
+    assert {name: list(tensor.shape) for name, tensor in loaded.examples.items()} == sizes
+
+
+def test_inputs_that_do_not_fit_the_model_say_what_to_give():
+    model = FAMILIES["vit"]()
+    model.config.image_size = 48  # not what its positions were made for
+    with pytest.raises(ModelError, match=r"cannot be run on pixel_values \[2, 3, 48, 48\].*give a callable") as refused:
         load_model(ModelSource.of(model))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_weights_that_are_not_of_the_configurations_sizes_are_refused_in_one_line(tmp_path):
+    FAMILIES["vit"]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_channels": 4}))
+    with pytest.raises(ModelError, match="could not be loaded") as refused:
+        load_model(ModelSource(str(tmp_path)))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("examples", [None, {"input": torch.ones(2, 3)}])
+def test_a_module_at_hand_is_copied_and_stays_as_it_is(examples):
+    module = torch.nn.Linear(3, 2).train() if examples else FAMILIES["llama"]().train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    source = ModelSource.of((module, examples) if examples else module)
+    loaded = load_model(source, dtype=torch.float16)
+    assert source.label == type(module).__name__
+    assert loaded.decoder == (examples is None)
+    assert module.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("family", "carried"),
+    [
+        ("falcon", {"0.key": (1, 0, 16), "1.value": (1, 0, 16)}),  # one key/value head for four of queries
+        ("deepseek_v2", {"0.key": (1, 0, 16), "0.value": (1, 0, 8)}),  # the latent, and its rotary part
+        ("lfm2", {"0.conv": (64, 3), "1.key": (2, 0, 16)}),
+        ("mamba2", {"0.recurrent": (8, 16, 8), "1.conv": (144, 4)}),
+    ],
+)
+def test_what_a_decoder_carries_is_read_off_a_run(family, carried):
+    found = {state.name: state.sizes for state in states.layout(FAMILIES[family]())}
+    assert carried.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    ("family", "decoder"), [("lfm2", True), ("mamba2", True), ("mamba", False), ("falcon_mamba", False)]
+)
+def test_a_state_is_carried_only_where_several_tokens_go_on_from_it(family, decoder):
+    assert is_decoder(FAMILIES[family]()) == decoder
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])

@@ -70,7 +70,7 @@ class Order:
             tuple(Tap.from_json(tap) for tap in data["taps"]),
             data["decoder"],
             data["dtype"],
-            ShapeProfile.parse(data["profile"]),
+            ShapeProfile.parse(data["profile"], data["profile"]),
             TensorrtOptions(**data["options"]),
             Path(data["artifacts"]) if data["artifacts"] else None,
         )

@@ -40,7 +40,7 @@ class EngineManifest:
     @property
     def shape_profiles(self) -> tuple[ShapeProfile, ...]:
         """The optimization profiles, in the engine's order."""
-        return tuple(ShapeProfile.parse(profile) for profile in self.profiles)
+        return tuple(ShapeProfile.parse(profile, profile) for profile in self.profiles)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
-from ditto_core.spec import EngineSpec, ShapeProfile
+from ditto_core.spec import EngineSpec, Range, ShapeProfile
 from ditto_core.system.sizes import parse_size
 
 TAP_MODES = ("outputs", "unfused", "none")
@@ -84,8 +84,8 @@ class TensorrtOptions:
         if self.profiles == "one":
             return [profile]
         if self.profiles == "split":
-            return [ShapeProfile.parse({**ranges(profile), "length": (1, 1, 1)}), profile]
-        return [ShapeProfile.parse(each) for each in self.profiles]
+            return [replace(profile, length=Range(1, 1, 1)), profile]
+        return [ShapeProfile.parse(each, dict(profile.more)) for each in self.profiles]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -94,7 +94,7 @@ class TensorrtOptions:
 
 def ranges(profile: ShapeProfile) -> dict[str, tuple[int, int, int]]:
     """Return (min, opt, max) of each dimension that a profile names."""
-    return {name: (r.min, r.opt, r.max) for name, r in profile.__dict__.items()}
+    return {name: (r.min, r.opt, r.max) for name, r in profile.ranges.items()}
 
 
 def dimension_sizes(profile: ShapeProfile) -> Mapping[str, tuple[int, int, int]]:

@@ -1,0 +1,173 @@
+"""Tiny random models of the families of transformers, each a real ONNX Runtime engine beside eager.
+
+    python benchmarks/zoo.py [NAME …] [--results FILE] [--table docs/zoo.md]
+
+Each run is a child process of its own. Its verdict is appended to the results, a JSON line a run, and a run that is
+there is not made again. ``--table`` writes the results as a page. Exit code 1 when a healthy engine fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+
+from ditto_core.cache import Cache
+from ditto_core.engines.workspace import Workspace
+from ditto_core.errors import DittoError
+from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
+from ditto_core.spec import EngineSpec
+from tests.zoo import FAMILIES, MAIN, factory
+
+SECONDS = 400
+EXPORTER = {"helium": "a fault of the exporter: it drops the norm's epsilon of 1e-8, so left-padded rows become NaN"}
+"""What was found to be wrong in torch's exporter: the engine is not healthy, and fails rightly."""
+PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
+EVEN = [[5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
+
+
+class Run(NamedTuple):
+    """One run: a family in a dtype, from a factory or a directory."""
+
+    family: str
+    dtype: str = "float32"
+    source: str = "factory"
+
+
+def runs(names: list[str]) -> Iterator[Run]:
+    """Every family in float32 from its factory; the main ones in float16, and from a directory."""
+    for name in names:
+        yield Run(name)
+    for name in MAIN:
+        if name in names:
+            yield Run(name, source="directory")
+            yield Run(name, dtype="float16")
+
+
+def compare(run: Run, folder: Path) -> dict[str, Any]:
+    """Build and run one engine; return what came of it."""
+    source: Any = factory(run.family)
+    if run.source == "directory":
+        source().save_pretrained(folder / run.family)
+        source = str(folder / run.family)
+    spec = EngineSpec.of(source, dtype=run.dtype, outputs="**")
+    pair = Pair(Workspace(Cache(folder / "cache")), spec, PairOptions(localize_failed=0))
+    if not pair.engine.decoder:
+        found = pair.run()
+    else:
+        from ditto_core.model.states import has_fixed_states
+
+        stateful = has_fixed_states(pair.sessions.model.module)
+        found = pair.generate(EVEN if stateful else PROMPTS, max_new_tokens=4)
+    same = all(row.engine == row.reference for row in found.tokens)
+    verdict = "pass" if found else "FAIL"
+    said = "" if found else str(found)
+    return {"verdict": verdict, "sites": len(found.sites), "steps": found.steps, "tokens": same, "said": said}
+
+
+def child(run: Run, answer: Any) -> None:
+    """Make one run, and answer what came of it or the sentence with which it was refused."""
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            result = compare(run, Path(folder))
+        except DittoError as error:
+            result = {"verdict": "refused", "said": str(error)}
+        except Exception as error:  # noqa: BLE001 - whatever else comes up is a fault of ours, and shows in the table
+            result = {"verdict": "ERROR", "said": f"{type(error).__name__}: {error}"}
+    answer.send({**run._asdict(), **result, "seconds": round(time.perf_counter() - start)})
+
+
+def isolated(run: Run) -> dict[str, Any]:
+    """Make one run in a child process; one that crashes or takes too long says so."""
+    context = multiprocessing.get_context("fork")  # the libraries are loaded once
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=child, args=(run, theirs))
+    process.start()
+    theirs.close()
+    try:
+        late = {"verdict": "unfinished", "said": f"over {SECONDS} s"}
+        found: dict[str, Any] = ours.recv() if ours.poll(SECONDS) else late
+    except EOFError:
+        found = {"verdict": "ERROR", "said": "the process ended"}
+    process.kill()
+    process.join()
+    return {**run._asdict(), **found}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Write the results as a page."""
+    import onnxruntime
+    import transformers
+
+    done = [r for r in results if r["verdict"] == "pass"]
+    families = {r["family"] for r in results}
+    passed = {r["family"] for r in done if (r["dtype"], r["source"]) == ("float32", "factory")}
+    failed = [r for r in results if is_false_alarm(r)]
+    versions = (
+        f"torch {torch.__version__}, transformers {transformers.__version__}, onnxruntime {onnxruntime.__version__}"
+    )
+    lines = [
+        "# Model families",
+        "",
+        f"Written by `python benchmarks/zoo.py --table docs/zoo.md` ({versions}).",
+        "Each row is a tiny random model, built into an ONNX Runtime engine with every module's output tapped and run",
+        "beside eager in the next higher precision: four steps of a batch, or one forward pass.",
+        "",
+        f"{len(passed)} of the {len(families)} families that were run pass in float32 "
+        f"({len(passed) / max(1, len(families)):.0%}); {len(failed)} of {len(results)} runs of healthy engines fail.",
+        *(["", f"Not run yet: {', '.join(unseen)}."] if (unseen := [n for n in FAMILIES if n not in families]) else []),
+        "",
+        "| family | dtype | from | steps | sites | verdict |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in sorted(results, key=lambda r: (list(FAMILIES).index(r["family"]), r["dtype"], r["source"])):
+        known = EXPORTER.get(r["family"], "") if r["verdict"] == "FAIL" else ""
+        said = f": {known or r['said'].splitlines()[0]}" if r["said"] else ""
+        verdict = r["verdict"] + said.replace("|", "\\|")
+        cells = [r["family"], r["dtype"], r["source"], str(r.get("steps", "")), str(r.get("sites", "")), verdict]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def is_false_alarm(result: dict[str, Any]) -> bool:
+    """Tell whether an engine that nothing is known to be wrong with did not pass."""
+    return result["verdict"] in ("FAIL", "ERROR") and result["family"] not in EXPORTER
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--results", type=Path, default=Path("zoo.jsonl"))
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    known = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results.exists() else []
+    made = {Run(r["family"], r["dtype"], r["source"]) for r in known}
+    for run in runs(options.names or list(FAMILIES)):
+        if run in made:
+            continue
+        known.append(isolated(run))
+        print(json.dumps(known[-1]), flush=True)
+        with options.results.open("a") as results:
+            results.write(json.dumps(known[-1]) + "\n")
+    if options.table:
+        options.table.write_text(table(known))
+    return 1 if any(map(is_false_alarm, known)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""What a decoder carries from step to step, as named tensors: keys and values, convolution windows, recurrences.
+
+``{layer}.key`` and ``{layer}.value`` are [batch, kv_head, past, head_dim] and grow; ``{layer}.conv`` and
+``{layer}.recurrent`` are [batch, …] of fixed size, and zeros before the first step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+GROWING = ("key", "value")
+FIXED = ("conv", "recurrent")
+SAME = 1e-3
+"""Relative difference up to which two ways of computing a float32 tensor are the same."""
+
+
+@dataclass(frozen=True)
+class State:
+    """One carried tensor: its name, its sizes without batch (a growing one's past is 0), and its dtype."""
+
+    name: str
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def grows(self) -> bool:
+        """Tell whether it has a dimension for the tokens that are past."""
+        return self.name.rpartition(".")[2] in GROWING
+
+
+def cache_argument(module: nn.Module) -> str:
+    """Return the name of forward's cache parameter (transformers renamed it in 5.2x)."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def empty_cache(module: nn.Module) -> Any:
+    """Return an empty ``DynamicCache``. It keeps whole sequences: sliding layers apply their window by the mask."""
+    from transformers.cache_utils import DynamicCache
+
+    return layered_cache(module) if has_fixed_states(module) else DynamicCache()
+
+
+def layered_cache(module: nn.Module) -> Any:
+    """Return a ``DynamicCache`` whose layers are of the kinds that the configuration says."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    cache = DynamicCache(config=module.config)
+    cache.layers = [layer if is_fixed(layer) else DynamicLayer() for layer in cache.layers]
+    return cache
+
+
+def has_fixed_states(module: nn.Module) -> bool:
+    """Tell whether a decoder's configuration has layers that carry something else than keys and values."""
+    from transformers.cache_utils import DynamicCache
+
+    try:
+        return any(is_fixed(layer) for layer in DynamicCache(config=module.config).layers)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False  # a configuration that says nothing of layers
+
+
+def is_fixed(layer: Any) -> bool:
+    """Tell whether a cache layer carries states of fixed size."""
+    return hasattr(layer, "conv_states")
+
+
+def items(cache: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a cache holds, by name."""
+    for i, layer in enumerate(cache.layers):
+        if getattr(layer, "keys", None) is not None:
+            yield f"{i}.key", layer.keys
+            yield f"{i}.value", layer.values
+        for kind in FIXED if is_fixed(layer) else ():
+            state = getattr(layer, f"{kind}_states")[0]
+            if state is not None:
+                yield f"{i}.{kind}", state
+
+
+def filled(module: nn.Module, states: Mapping[str, torch.Tensor]) -> Any:
+    """Return a cache that holds existing tensors."""
+    cache = empty_cache(module)
+    for name, tensor in states.items():
+        put(cache, name, tensor)
+    return cache
+
+
+def put(cache: Any, name: str, tensor: torch.Tensor) -> None:
+    """Make a tensor what a cache holds under a name."""
+    from transformers.cache_utils import DynamicLayer
+
+    index, _, kind = name.partition(".")
+    while len(cache.layers) <= int(index):
+        cache.layers.append(DynamicLayer())
+    layer = cache.layers[int(index)]
+    layer.dtype, layer.device = tensor.dtype, tensor.device
+    if kind in GROWING:
+        setattr(layer, f"{kind}s", tensor)
+        layer.is_initialized = True
+        return
+    getattr(layer, f"{kind}_states")[0] = tensor
+    getattr(layer, f"is_{kind}_states_initialized")[0] = True
+    layer.has_previous_state[0] = True
+    if kind == "conv":
+        layer.conv_kernel_size[0] = tensor.shape[-1]
+
+
+def layout(module: nn.Module) -> tuple[State, ...]:
+    """Return what a decoder carries, read off a small eager run."""
+    cache = empty_cache(module)
+    step(module, torch.zeros(1, 2, dtype=torch.int64), cache)
+    found = []
+    for name, tensor in items(cache):
+        state = State(name, tuple(tensor.shape[1:]), tensor.dtype)
+        found.append(State(name, (state.sizes[0], 0, *state.sizes[2:]), state.dtype) if state.grows else state)
+    return tuple(found)
+
+
+def continues(module: nn.Module) -> bool:
+    """Tell whether a decoder that carries states of fixed size computes several tokens from them as one by one.
+
+    Where it does not (Mamba's scan starts from zeros unless it gets a single token), no one graph serves both prefill
+    and decoding. What is carried afterwards is compared too: little of it may show in the logits.
+    """
+    ids = torch.arange(5).reshape(1, 5)
+    try:
+        whole, split = empty_cache(module), empty_cache(module)
+        expected = [step(module, ids, whole)[:, 3:], *dict(items(whole)).values()]
+        step(module, ids[:, :3], split)
+        actual = [step(module, ids[:, 3:], split), *dict(items(split)).values()]
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return False
+    pairs = zip(actual, expected, strict=True)
+    return all(float((a - b).norm()) <= SAME * float(b.norm()) for a, b in pairs)
+
+
+def step(module: nn.Module, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+    """Run one step on token ids [batch, length]; return the logits."""
+    with torch.no_grad():
+        out = module(input_ids=ids, use_cache=True, **{cache_argument(module): cache})
+    logits: torch.Tensor = out.logits
+    return logits

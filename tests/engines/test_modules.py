@@ -1,0 +1,187 @@
+"""Real ONNX Runtime engines of modules that are no decoders: what a tap is, and which sizes an engine takes."""
+
+import pytest
+import torch
+
+from ditto_core.errors import BuildError, UsageError
+from ditto_core.pair.pair import Pair
+from ditto_core.spec import EngineSpec
+from tests.module_models import (
+    encoder_decoder,
+    faulty_encoder_decoder,
+    one_line,
+    one_row,
+    positions,
+    residual_net,
+    sequences,
+    shared,
+    square_image,
+    writes,
+)
+
+EVERYTHING = ("**", "**:**")
+
+
+@pytest.fixture
+def pair_of(workspace):
+    pairs = []
+
+    def make(source, **fields):
+        pairs.append(Pair(workspace, EngineSpec.of(source, **{"outputs": EVERYTHING, **fields})))
+        return pairs[-1]
+
+    yield make
+    for pair in pairs:
+        pair.close()
+
+
+def captured(session, inputs):
+    taps = {}
+    session.start(2)
+    session.step(inputs, lambda site, tensor: taps.update({site: tensor.clone()}))
+    return taps
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_healthy_network_that_writes_in_place_passes_and_nothing_is_blamed(pair_of, dtype):
+    run = pair_of(residual_net, dtype=dtype).run(localize=True)
+    run.assert_close()
+    assert {"stem.1", "stem.2", "layer1.0.bn2", "layer1.0.relu", "layer1.0.relu@1"} <= set(run.sites)
+    assert not run.localization.blamed
+    assert not run.localization.causes
+
+
+def test_a_tap_is_what_the_module_returned_not_what_was_written_into_it_later(pair_of, workspace):
+    pair = pair_of(residual_net)
+    net = workspace.model(pair.spec.model).module
+    image = workspace.model(pair.spec.model).examples["image"]
+    with torch.no_grad():
+        convolved = net.stem[0](image)
+        normalized = net.stem[1](convolved).clone()
+        rectified = normalized.clamp(min=0)
+    assert bool((normalized < 0).any())
+    for session in (pair.sessions.engine, pair.sessions.reference):
+        taps = captured(session, {"image": image})
+        torch.testing.assert_close(taps["stem.1"].float(), normalized)
+        torch.testing.assert_close(taps["stem.2"].float(), rectified)
+
+
+def test_writes_through_views_and_into_an_input_are_compared_at_their_time_and_spoil_no_input(pair_of):
+    x = torch.randn(3, 6)
+    given = x.clone()
+    run = pair_of(writes).run({"x": given, "n": torch.tensor([1, 2, 3])}, localize=True)
+    run.assert_close()
+    assert torch.equal(given, x)
+    assert {"first", "second:in", "second", "z", "n:out"} <= set(run.sites)
+    assert not run.localization.blamed
+
+
+@pytest.mark.parametrize("outputs", [EVERYTHING, ("linear",)])
+def test_a_site_that_the_exporter_folds_to_a_constant_is_compared_like_any_other(pair_of, outputs):
+    run = pair_of(positions, outputs=outputs).run(localize=True)
+    run.assert_close()
+    assert ("positions" in run.sites) == (outputs == EVERYTHING)
+    assert not run.missing
+    assert not run.localization.blamed
+
+
+def test_outputs_may_have_the_names_of_inputs_and_modules_and_be_nested_single_or_empty(pair_of, workspace):
+    pair = pair_of(shared)
+    run = pair.run()
+    run.assert_close()
+    names = ("sample:out", "features", "last", "all.0", "all.1.hidden", "pair.0", "pair.1", "mask:out", "mean", "empty")
+    assert workspace.export(pair.spec).finals == names
+    assert {"step", "step@1", "features", "output:features", "sample:out", "mean"} <= set(run.sites)
+    net, examples = workspace.model(pair.spec.model).module, workspace.model(pair.spec.model).examples
+    session = pair.sessions.engine
+    session.start(3)
+    outputs = session.step(examples, lambda site, tensor: None)
+    with torch.no_grad():
+        hidden = net.step(net.step(examples["sample"]))
+        torch.testing.assert_close(outputs["sample:out"], hidden * 2)
+        torch.testing.assert_close(outputs["features"], net.features(hidden) + 1)
+        torch.testing.assert_close(outputs["mean"], hidden.mean())
+    assert torch.equal(outputs["mask:out"], examples["mask"])
+
+
+def test_only_modules_that_have_a_wanted_site_are_hooked(pair_of, workspace):
+    pair = pair_of(residual_net, outputs=("layer1.0.bn2", "fc"))
+    hooked = []
+    net = workspace.model(pair.spec.model).module
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: hooked.append(bool(module._forward_hooks))
+    )
+    try:
+        taps = captured(
+            pair.workspace.eager(pair.spec, pair.engine.taps, dtype="float32"), {"image": torch.rand(2, 3, 24, 24)}
+        )
+    finally:
+        handle.remove()
+    assert set(taps) == {"layer1.0.bn2", "fc"}
+    assert sum(hooked) == 2
+    assert len(hooked) > len(list(net.children()))
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 6), (2, 11, 6), (5, 2, 6)])
+def test_batch_and_time_of_sequences_have_any_size(pair_of, shape):
+    pair_of(sequences).run({"x": torch.randn(shape)}).assert_close()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_example_of_one_row_does_not_freeze_the_batch(pair_of, rows):
+    pair_of(one_row).run({"input": torch.randn(rows, 4)}).assert_close()
+
+
+@pytest.mark.parametrize("size", [(16, 16), (32, 16), (18, 30)])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"profile": {"height": (8, 16, 64), "width": (8, 16, 64)}},
+        {"dynamic": {"input": {2: "rows", 3: "columns"}}, "profile": {"rows": (8, 16, 64), "columns": (8, 16, 64)}},
+    ],
+    ids=["profile", "dynamic"],
+)
+def test_height_and_width_that_are_named_have_any_size(pair_of, size, fields):
+    pair_of(square_image, **fields).run({"input": torch.rand(2, 3, *size)}).assert_close()
+
+
+def test_a_size_that_the_engine_was_not_built_for_is_named_with_the_way_out(pair_of):
+    with pytest.raises(
+        UsageError, match=r"'input' has size 32 in dimension 2, .* built for 16.*dynamic=.*'input': .2:"
+    ):
+        pair_of(square_image).run({"input": torch.rand(1, 3, 32, 16)})
+    with pytest.raises(UsageError, match="'input' has 3 dimensions, expected 4"):
+        pair_of(square_image).run({"input": torch.rand(3, 16, 16)})
+
+
+def test_a_dimension_that_the_example_fixes_cannot_be_dynamic(pair_of):
+    with pytest.raises(
+        BuildError, match=r"dimension 2 of 'input' \(height\) is fixed to 1: give an example of at least 2"
+    ):
+        pair_of(one_line, profile={"height": (1, 1, 16)}).run()
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "told"),
+    [
+        ({"picture": {2: "rows"}}, "'picture'.*has input"),
+        ({"input": {4: "rows"}}, "dimension 4 of 'input', which has 4"),
+    ],
+)
+def test_dynamic_names_what_there_is(pair_of, dynamic, told):
+    with pytest.raises(UsageError, match=told):
+        pair_of(one_line, dynamic=dynamic).run()
+
+
+@pytest.mark.parametrize(
+    "dynamic", ["height", {"input": "height"}, {"input": {"2": "height"}}, {"input": {2: "two rows"}}]
+)
+def test_dynamic_that_is_no_table_of_dimensions_is_refused(dynamic):
+    with pytest.raises(UsageError, match=r"dynamic .*expected a table such as"):
+        EngineSpec.of(one_line, dynamic=dynamic)
+
+
+def test_the_mask_of_an_encoder_hides_nothing_of_its_decoder(pair_of):
+    """Decoder and encoder have the same number of tokens: the fault is where the encoder is padded."""
+    assert pair_of(encoder_decoder, outputs="embed").run()
+    assert not pair_of(faulty_encoder_decoder, outputs="embed").run()

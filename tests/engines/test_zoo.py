@@ -1,0 +1,79 @@
+"""Families of transformers that need something of their own: real engines beside eager. benchmarks/zoo.py runs all."""
+
+import pytest
+import torch
+
+from ditto_core.errors import UsageError
+from ditto_core.pair.pair import Pair
+from ditto_core.spec import EngineSpec
+from tests.zoo import FAMILIES, factory
+
+PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
+EVEN = [[5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
+
+
+@pytest.fixture
+def pair_of(workspace):
+    pairs = []
+
+    def make(name, **fields):
+        pairs.append(Pair(workspace, EngineSpec.of(factory(name), **{"outputs": "**", **fields})))
+        return pairs[-1]
+
+    yield make
+    for pair in pairs:
+        pair.close()
+
+
+@pytest.mark.parametrize("family", ["mixtral", "llama4", "falcon", "deepseek_v2"])
+def test_experts_complex_rotations_and_caches_of_other_shapes_pass_with_the_references_tokens(pair_of, family):
+    run = pair_of(family).generate(PROMPTS, max_new_tokens=4)
+    run.assert_close()
+    run.assert_same_tokens()
+    assert run.steps == 4
+
+
+def test_a_convolutions_window_is_carried_beside_keys_and_values(pair_of):
+    pair = pair_of("lfm2")
+    run = pair.generate(EVEN, max_new_tokens=4)
+    run.assert_close()
+    run.assert_same_tokens()
+    assert "past_key_values.0.conv" in pair.sessions.export.inputs
+    with pytest.raises(UsageError, match=r"padding would enter the state 0\.conv"):
+        pair.generate(PROMPTS, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("family", ["bart", "whisper", "vit", "regnet", "clip"])
+def test_other_models_pass_on_inputs_made_from_their_configuration(pair_of, family):
+    run = pair_of(family).run()
+    run.assert_close()
+    assert len(run.sites) >= 20
+
+
+def test_segformer_takes_images_of_three_sizes(pair_of):
+    pair = pair_of("segformer", profile={"height": (32, 64, 128), "width": (32, 64, 128)})
+    for height, width in ((64, 64), (32, 96), (128, 64)):
+        pair.run({"pixel_values": torch.rand(2, 3, height, width)}).assert_close()
+
+
+def test_a_reference_that_fills_in_the_lowest_float64_computes(pair_of):
+    pair = pair_of("xglm", outputs="model.layer_norm")
+    session = pair.workspace.eager(pair.spec, (), dtype="float64")
+    session.start(1)
+    ids = torch.tensor([[5, 6, 7]])
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": torch.arange(3)[None]}
+    assert session.step(given, lambda site, tensor: None)["logits"].dtype == torch.float64
+    session.close()
+
+
+def test_a_part_that_text_tokens_do_not_reach_is_told(pair_of, monkeypatch):
+    pair = pair_of("llama", outputs="model.norm")
+    monkeypatch.setattr(pair.model_config, "vision_config", {"hidden_size": 8}, raising=False)
+    assert "vision" in " ".join(pair.generate([[5, 6, 7]], max_new_tokens=1).notes)
+    monkeypatch.delattr(pair.model_config, "vision_config")
+    assert "vision" not in " ".join(pair.generate([[5, 6, 7]], max_new_tokens=1).notes)
+
+
+def test_families_are_called_what_they_are():
+    assert len(FAMILIES) >= 80
+    assert factory("llama").__name__ == "llama"

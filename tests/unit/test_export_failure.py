@@ -1,0 +1,51 @@
+"""What a failed export says."""
+
+import pytest
+import torch
+
+from ditto_core.errors import BuildError
+from ditto_core.model.export import export
+from ditto_core.model.export_failure import export_failure
+from ditto_core.model.loading import load_model
+from ditto_core.spec import ModelSource
+from tests.module_models import complains
+
+
+def test_the_innermost_reason_is_told_with_the_models_own_line_and_a_way_out(tmp_path):
+    with pytest.raises(BuildError) as failed:
+        export(load_model(ModelSource.of(complains)), tmp_path)
+    told = str(failed.value)
+    assert len(told.splitlines()) == 1
+    assert "data-dependent" in told
+    assert "module_models.py" in told
+    assert "if hidden.sum() > 0" in told
+    assert "torch.cond" in told
+
+
+def test_causes_are_followed_to_their_end_without_colours():
+    def fail():
+        raise ValueError("\n\x1b[96mNo ONNX function found\x1b[0m for aten.frob\nmore")
+
+    outer = RuntimeError("step 3 of 3")
+    with pytest.raises(ValueError, match="frob") as inner:
+        fail()
+    outer.__cause__ = inner.value
+    told = export_failure("net", outer)
+    assert told.startswith("net could not be exported: No ONNX function found for aten.frob at ")
+    assert "test_export_failure.py" in told
+    assert "write it with others" in told
+
+
+def test_a_node_that_cannot_be_translated_is_told_by_site_and_line():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = torch.nn.Tanh()
+
+        def forward(self, x):
+            return self.act(x) + 1
+
+    program = torch.export.export(Net(), (torch.zeros(2),), strict=False)
+    told = export_failure("net", RuntimeError("Error when translating node %tanh : [num_users=1]"), program)
+    assert " at act, " in told
+    assert "self.act(x) + 1" in told

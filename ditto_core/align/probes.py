@@ -1,0 +1,90 @@
+"""What both sides are run on to be aligned: inputs of several sizes, so that every dimension tells what it is.
+
+Batches and lengths are prime and differ between the probes: no other dimension changes as they do. Lengths exceed the
+model's attention window where it is small enough to be tried. Nothing is padded: a file that cannot pad is aligned all
+the same, and the held-out probe tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ditto_core.model.wrappers import vocab_size
+
+if TYPE_CHECKING:
+    from ditto_core.model.loading import LoadedModel
+
+Inputs = Mapping[str, torch.Tensor]
+
+BATCHES = (2, 3)
+LENGTHS = (11, 17)
+HELD_OUT = (2, 13)
+PRIMES = (17, 23, 29, 37, 53, 67, 101, 131, 257, 521)
+LONGEST = 521
+SEED = 5
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Named inputs, as the model's forward takes them; ``batch`` rows of ``length`` tokens (0: it takes no tokens)."""
+
+    inputs: Inputs
+    batch: int
+    length: int
+
+
+def probes(model: LoadedModel, batches: tuple[int, ...] = BATCHES) -> list[Probe]:
+    """Return the probes that a model and a file are aligned on; ``batches`` are those that the file takes."""
+    lengths = (LENGTHS[0], beyond_window(model))
+    return [probe(model, batch, length, seed=SEED + i) for i, (batch, length) in enumerate(zip(batches, lengths))]  # noqa: B905
+
+
+def probe(model: LoadedModel, batch: int, length: int, *, seed: int, padding: int = 0) -> Probe:
+    """Make one probe; the last row of a decoder's is padded on the left by ``padding`` tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    if not model.decoder:
+        return examples(model, batch, length, generator)
+    ids = torch.randint(3, max(vocab_size(model.module), 4), (batch, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[-1, :padding] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    return Probe({"input_ids": ids, "attention_mask": mask, "position_ids": positions}, batch, length)
+
+
+def examples(model: LoadedModel, batch: int, length: int, generator: torch.Generator) -> Probe:
+    """Draw inputs of the kinds of a model's example inputs: token ids get a length, what else there is keeps its."""
+    tokens = model.examples.get("input_ids")
+    made = {}
+    for name, example in model.examples.items():
+        like_tokens = tokens is not None and example.shape == tokens.shape
+        shape = (batch, length) if like_tokens else (batch, *example.shape[1:])
+        made[name] = drawn(name, example, shape, generator)
+    return Probe(made, batch, length if tokens is not None else 0)
+
+
+def drawn(name: str, example: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Return random numbers like an example's: normal ones, ids up to its largest, ones for a mask."""
+    if example.is_floating_point():
+        return torch.randn(shape, generator=generator).to(example.dtype)
+    if "mask" in name or example.dtype == torch.bool:
+        return torch.ones(shape, dtype=example.dtype)
+    return torch.randint(0, int(example.max()) + 1, shape, generator=generator).to(example.dtype)
+
+
+def beyond_window(model: LoadedModel) -> int:
+    """Return a prime length beyond the model's attention window, or the usual one where the window is too long."""
+    config: Any = getattr(model.module, "config", None)
+    window = int(getattr(config, "sliding_window", None) or 0)
+    most = int(getattr(config, "max_position_embeddings", None) or LONGEST)
+    fitting = [length for length in PRIMES if window < length <= most]
+    return fitting[0] if fitting else LENGTHS[1]
+
+
+def untried_window(model: LoadedModel) -> int:
+    """Return the model's attention window when no probe is longer than it, else 0."""
+    window = int(getattr(getattr(model.module, "config", None), "sliding_window", None) or 0)
+    return window if window >= beyond_window(model) else 0

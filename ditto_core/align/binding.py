@@ -30,6 +30,9 @@ COUNTS = {
     "token_type_ids": "zeros",
 }
 """Inputs that exporters add beside the model's own, and what they hold."""
+TOKEN_WORDS = ("past", "total", "seq", "len", "sliding", "window")
+RING_WORDS = ("sliding", "window")
+"""Words in the names of a cache's dimensions: of the one that counts tokens, and of one that keeps the last ones only."""
 FUSED_CACHES: Mapping[str, Mapping[int, int]] = {
     "GroupQueryAttention": {3: 1, 4: 2},
     "MultiHeadAttention": {6: 1, 7: 2},
@@ -168,30 +171,28 @@ def slot(file: OnnxFile, port: Port, config: Any) -> Slot:
 
 
 def empty_shape(port: Port, config: Any) -> tuple[int, ...]:
-    """Return the shape of an empty cache tensor: -1 for the batch, 0 for the tokens, a window's length for a ring."""
-    window = int(getattr(config, "sliding_window", None) or 0)
-    names = [dim if isinstance(dim, str) else "" for dim in port.shape]
-    batch = next((i for i, name in enumerate(names) if "batch" in name), next((i for i, n in enumerate(names) if n), 0))
-    made = []
-    for i, dim in enumerate(port.shape):
-        if i == batch:
-            made.append(-1)
-        elif isinstance(dim, int):
-            made.append(dim)
-        elif "sliding" in dim or "window" in dim:
-            made.append(window)
-        else:
-            made.append(constant_size(dim, config))
+    """Return the shape of an empty cache tensor: -1 for the batch, 0 for the tokens, a window's length for a ring.
+
+    Dimensions that have only a name are told by it, else by their place: batch, tokens, heads, size of a head.
+    """
+    names = {i: dim for i, dim in enumerate(port.shape) if isinstance(dim, str)}
+    batch = next((i for i, name in names.items() if "batch" in name), min(names, default=0))
+    others = {i: name for i, name in names.items() if i != batch}
+    tokens = next((i for i, name in others.items() if any(w in name for w in TOKEN_WORDS)), min(others, default=-1))
+    made = [dim if isinstance(dim, int) else head_size(config, last=i == len(port.shape) - 1) for i, dim in enumerate(port.shape)]
+    made[batch] = -1
+    if tokens >= 0:
+        ring = any(word in others[tokens] for word in RING_WORDS)
+        made[tokens] = int(getattr(config, "sliding_window", None) or 0) if ring else 0
     return tuple(made)
 
 
-def constant_size(name: str, config: Any) -> int:
-    """Return the size of a dimension that has only a name: heads and their size from the configuration, else 0."""
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 0)
-    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // (config.num_attention_heads or 1)
-    if "head" in name:
-        return int(size if any(word in name for word in ("dim", "size", "embed")) else heads)
-    return 0
+def head_size(config: Any, *, last: bool) -> int:
+    """Return the size of a head, or the number of key and value heads, from a model's configuration."""
+    heads = int(getattr(config, "num_attention_heads", 0) or 1)
+    if last:
+        return int(getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads)
+    return int(getattr(config, "num_key_value_heads", None) or heads)
 
 
 def returned(file: OnnxFile, port: Port) -> str:

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.onnxruntime import first_line, load_library
-from ditto_core.cache import link_or_copy
-from ditto_core.errors import BuildError, UsageError
-from ditto_core.graphs.files import read_graph
+from ditto_core.backends.onnxruntime import load_library
+from ditto_core.errors import BuildError, UsageError, first_line
+from ditto_core.graphs.files import place_weights, read_graph
+from ditto_core.graphs.graph import shape_of
 from ditto_core.system.fingerprint import hash_file
 
 if TYPE_CHECKING:
@@ -110,10 +110,7 @@ class OnnxFile:
         """Write a changed graph into a folder, with links to the weights beside it. Returns the new file."""
         import onnx
 
-        for weights in self.weights:
-            target = directory / weights
-            target.parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy((self.path.parent / weights).resolve(), target)
+        place_weights(model, self.path.parent, directory)
         onnx.save(model, str(directory / name))
         return directory / name
 
@@ -163,9 +160,7 @@ def port(value: Any) -> Port:
     import onnx
 
     kind = value.type.tensor_type
-    dims = kind.shape.dim
-    shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims)
-    return Port(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), shape)
+    return Port(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), shape_of(value))
 
 
 def elements(tensor: Any) -> int:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ditto_core.align.binding import Binding, bindings
+from ditto_core.align.binding import FUSED_CACHES, Binding, bindings
 from ditto_core.align.file import OnnxFile, ask_fused, expose
 from ditto_core.align.probes import Inputs, Probe
 from ditto_core.align.values import Array, Value
-from ditto_core.backends.onnxruntime import first_line
-from ditto_core.errors import BuildError, RunError
+from ditto_core.errors import BuildError, RunError, first_line
 
 if TYPE_CHECKING:
     import onnx
@@ -77,6 +77,7 @@ def values_of(
     origin: dict[str, tuple[int, ...]] = {}
     for node in model.graph.node:
         parents = tuple(sorted({i for name in node.input for i in origin.get(name, ())}))
+        returned = {node.output[i] for i in FUSED_CACHES.get(node.op_type, {}).values() if i < len(node.output)}
         for output in filter(None, node.output):
             name = output.removesuffix(COMPUTED)
             arrays = [np.asarray(array) for array in (forced.get(name) or [run.get(output) for run in runs])]
@@ -86,7 +87,8 @@ def values_of(
             origin[name] = (len(values),)
             data = [array.astype(np.float32) for array in arrays]
             inherited = () if name in forced else parents
-            values.append(Value(name, node.op_type, node.name or f"making {name}", data, inherited, batches=batches))
+            made = Value(name, node.op_type, node.name or f"making {name}", data, inherited, batches=batches)
+            values.append(replace(made, vouches=output not in returned))
     return values
 
 

@@ -26,6 +26,7 @@ class Value:
 
     ``where`` is the eager source line, or the ONNX node. ``sites`` are the names that the model has for it. A block of
     ``columns`` of a packed value has that value's index as its ``base``. ``batches`` are the probes' numbers of rows.
+    ``vouches``: that it is right says that its parents are; the cache that fused attention returns comes from some only.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Value:
     base: int = -1
     columns: tuple[int, int] | None = None
     batches: tuple[int, ...] = ()
+    vouches: bool = True
 
     @cached_property
     def dims(self) -> Dims:
@@ -83,6 +85,6 @@ def with_ancestors(values: Sequence[Value], members: dict[int, int], start: Iter
         index = waiting.pop()
         if index not in done:
             done.add(index)
-            waiting += values[index].parents
+            waiting += values[index].parents if values[index].vouches else ()
     kinds = {members[index] for index in done if index in members}
     return done | {index for index, kind in members.items() if kind in kinds}

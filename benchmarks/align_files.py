@@ -100,7 +100,9 @@ def genai_int4(source: Path, target: Path) -> Path:
 
 def optimum(source: Path, target: Path) -> Path:
     """optimum-onnx, which exports with a transformers of its own."""
-    code = f"from optimum.exporters.onnx import main_export\nmain_export({str(source)!r}, {str(target)!r}, device='cpu', do_validation=False, opset=17)"
+    task = {"resnet": "image-classification", "bert": "feature-extraction", "vit": "feature-extraction"}
+    options = {"task": task.get(source.name, "text-generation-with-past"), "do_validation": False, "opset": 17}
+    code = f"from optimum.exporters.onnx import main_export\nmain_export({str(source)!r}, {str(target)!r}, **{options!r})"
     child(code, os.environ["DITTO_OPTIMUM"])
     return target / "model.onnx"
 

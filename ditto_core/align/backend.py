@@ -28,7 +28,6 @@ class FileBackend:
 
     name = "onnx-file"
     dtypes = ("float32", "float16", "bfloat16", "float64")
-    builds_from_onnx = False
 
     def check(self, spec: EngineSpec) -> None:
         """Raise when onnxruntime or the file is missing, an option is unknown, or the file has another dtype."""
@@ -74,8 +73,8 @@ class FileBackend:
         file.place(model, request.directory, ENGINE_FILE)
         found.save(request.directory / MAP_FILE)
         refused = {tap.site: reason(tap, found) for tap in request.taps if tap not in taps}
-        facts = {"partial": True, "file": str(file.path), "sha256": found.digest[file.path.name], "notes": list(found.notes)}
-        return BuildReport(taps, refused, facts)
+        facts = {"file": str(file.path), "sha256": found.digest[file.path.name], "notes": list(found.notes)}
+        return BuildReport(taps, refused, facts, partial=True)
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> FileSession:
         """Load the file."""

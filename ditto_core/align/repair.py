@@ -108,10 +108,16 @@ def proposals(study: Study, fault: Fault) -> Iterator[tuple[tuple[str, ...], dic
         choices.append(matched or found[:MOST_TRIES])
     for chosen in sorted(itertools.product(*choices), key=lambda each: sum(choices[i].index(c) for i, c in enumerate(each))):
         if len({kind for kind, _ in chosen}) == len(chosen):
-            yield (
-                tuple(judged.title(kind) for kind, _ in chosen),
-                {values[c.value].name: inverse(values[c.value], sites[kind], c) for kind, c in chosen},
-            )
+            titles = tuple(judged.title(kind) for kind, _ in chosen)
+            yield titles, {values[c.value].name: in_place(matching, kind, c) for kind, c in chosen}
+
+
+def in_place(matching: Matching, kind: int, candidate: Candidate) -> list[Array]:
+    """Return the numbers of a class of sites in the shape of a value: of the member laid out alike, if there is one."""
+    value = matching.values[candidate.value]
+    same = (i for i, other in matching.site_class.items() if other == kind)
+    alike = next((i for i in same if matching.sites[i].dims == value.dims), None)
+    return inverse(value, matching.sites[kind], candidate) if alike is None else matching.sites[alike].arrays
 
 
 def likeliness(matching: Matching, value: int, kind: int, candidate: Candidate) -> tuple[bool, bool, float]:

@@ -13,10 +13,11 @@ from ditto_core.align.alignment import Alignment, Place
 from ditto_core.align.binding import Binding
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.layout import Layout, layouts
-from ditto_core.align.matching import LOOSE, TOLERANCES, Match, Matching, match
+from ditto_core.align.matching import TOLERANCES, Match, Matching, match
 from ditto_core.align.nearest import candidates, laid_out, worst_error
 from ditto_core.align.probes import BATCHES, Probe, probes, untried_window
 from ditto_core.align.values import Value
+from ditto_core.align.verify import verified
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     Raises :class:`UsageError` when an input of the file fits nothing, :class:`~ditto_core.errors.RunError` when a side
     fails.
     """
-    fixed = running.takes(file, {})
+    fixed = running.takes(file)
     ran = probes(model, (fixed, fixed) if fixed else BATCHES)
     sites, finals = eager.capture(model, ran)
     binding = running.bind(file, model, ran, {name: sites[i] for name, i in finals.items()}, inputs or {})
@@ -58,8 +59,11 @@ def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
 
 
 def align(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None = None) -> Alignment:
-    """Return the map of a file, with the final outputs and every site that it holds; see :func:`study`."""
-    return concluded(study(model, file, inputs))
+    """Return the map of a file, with the final outputs and every site that it holds, confirmed by a held-out prompt.
+
+    Raises as :func:`study` and :func:`concluded` do.
+    """
+    return verified(concluded(study(model, file, inputs)), model, file)
 
 
 def concluded(found: Study) -> Alignment:
@@ -199,6 +203,3 @@ def last_token(values: Sequence[Value], ends: Iterable[int], site: Value) -> Pla
             axes = (("b",), ("t",), ("c",))
             return Place("logits", values[i].name, Layout(axes, axes), None, max(errors))
     return None
-
-
-__all__ = ["LOOSE", "Study", "align", "concluded", "study"]

@@ -44,10 +44,10 @@ def probes(model: LoadedModel, batches: tuple[int, ...] = BATCHES) -> list[Probe
 
 
 def probe(model: LoadedModel, batch: int, length: int, *, seed: int, padding: int = 0) -> Probe:
-    """Make one probe; the last row of a decoder's is padded on the left by ``padding`` tokens."""
+    """Make one probe; the last row is padded by ``padding`` tokens, a decoder's on the left."""
     generator = torch.Generator().manual_seed(seed)
     if not model.decoder:
-        return examples(model, batch, length, generator)
+        return examples(model, batch, length, generator, padding)
     ids = torch.randint(3, max(vocab_size(model.module), 4), (batch, length), generator=generator)
     mask = torch.ones_like(ids)
     mask[-1, :padding] = 0
@@ -55,14 +55,19 @@ def probe(model: LoadedModel, batch: int, length: int, *, seed: int, padding: in
     return Probe({"input_ids": ids, "attention_mask": mask, "position_ids": positions}, batch, length)
 
 
-def examples(model: LoadedModel, batch: int, length: int, generator: torch.Generator) -> Probe:
-    """Draw inputs of the kinds of a model's example inputs: token ids get a length, what else there is keeps its."""
+def examples(model: LoadedModel, batch: int, length: int, generator: torch.Generator, padding: int = 0) -> Probe:
+    """Draw inputs of the kinds of a model's example inputs: token ids get a length, what else there is keeps its.
+
+    The last row's mask ends ``padding`` tokens early.
+    """
     tokens = model.examples.get("input_ids")
     made = {}
     for name, example in model.examples.items():
         like_tokens = tokens is not None and example.shape == tokens.shape
         shape = (batch, length) if like_tokens else (batch, *example.shape[1:])
         made[name] = drawn(name, example, shape, generator)
+    if padding and "attention_mask" in made:
+        made["attention_mask"][-1, -padding:] = 0
     return Probe(made, batch, length if tokens is not None else 0)
 
 

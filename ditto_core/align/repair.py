@@ -66,19 +66,15 @@ def all_faults(study: Study, most: int = 4) -> list[Repair]:
 def best_repair(
     study: Study, fault: Fault, forced: dict[str, list[Array]]
 ) -> tuple[Repair, dict[str, list[Array]], Study] | None:
-    """Try the sites near a fault in the place of its operator's outputs; return the repair that heals most."""
+    """Try the sites near a fault in the place of its operator's outputs; return the first repair that heals the rest."""
     before = len(study.matching.agreeing)
-    options = []
     for sites, values in itertools.islice(proposals(study, fault), MOST_TRIES):
         put = {**forced, **values}
         other = study.again(put)
         gain = len(other.matching.agreeing) - before
         if gain > HEALED * len(sites) and elsewhere(other, fault, values):
-            options.append((gain, sites, put, other))
-    if not options:
-        return None
-    gain, sites, put, other = max(options, key=lambda option: option[0])
-    return Repair(fault, sites, gain), put, other
+            return Repair(fault, sites, gain), put, other
+    return None
 
 
 def elsewhere(study: Study, fault: Fault, put: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ditto_core.align.binding import FUSED_CACHES, Binding, bindings
 from ditto_core.align.file import OnnxFile, ask_fused, expose
-from ditto_core.align.probes import Inputs, Probe
+from ditto_core.align.probes import Probe
 from ditto_core.align.values import Array, Value
 from ditto_core.errors import BuildError, RunError, first_line
 
@@ -151,7 +151,7 @@ def nearest_error(outputs: Sequence[Any], finals: Mapping[str, Value]) -> float:
     return min(distances)
 
 
-def takes(file: OnnxFile, inputs: Inputs) -> int:
+def takes(file: OnnxFile) -> int:
     """Return the only batch that a file takes, 0 when it takes any."""
     batches = {port.shape[0] for port in file.inputs if port.shape and not any(w in port.name for w in ("past", "cache"))}
     fixed = {size for size in batches if isinstance(size, int)}

@@ -20,7 +20,7 @@ from ditto_core.align.fault import faults
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.probes import HELD_OUT, probe
 from ditto_core.align.verify import place_errors
-from ditto_core.model.loading import LoadedModel, load_model
+from ditto_core.model.loading import load_model
 from ditto_core.spec import ModelSource
 
 WRONG = 10.0
@@ -55,12 +55,12 @@ def row(tool: str, family: str, source: Path, path: Path) -> Row:
     found = concluded(seen)
     seconds = time.perf_counter() - start
     named = [] if found.quantization else [f"{fault.operator} `{fault.node}`" for fault in faults(seen.matching)]
-    return Row(tool, family, found, unconfirmed(found, seen, model), named, seconds)
+    return Row(tool, family, found, unconfirmed(found, seen), named, seconds)
 
 
-def unconfirmed(found: Alignment, seen: Study, model: LoadedModel) -> int:
+def unconfirmed(found: Alignment, seen: Study) -> int:
     """Count the sites that agree on the probes and not on a held-out prompt."""
-    errors = place_errors(found, model, seen.file, probe(model, HELD_OUT[0], HELD_OUT[1], seed=97))
+    errors = place_errors(found, seen.model, seen.file, probe(seen.model, HELD_OUT[0], HELD_OUT[1], seed=97))
     return sum(errors[site] > WRONG * found.tolerance for site in found.agreeing if site in errors)
 
 

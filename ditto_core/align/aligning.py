@@ -15,7 +15,7 @@ from ditto_core.align.file import OnnxFile
 from ditto_core.align.layout import Layout, layouts
 from ditto_core.align.matching import TOLERANCES, Match, Matching, match
 from ditto_core.align.nearest import candidates, laid_out, worst_error
-from ditto_core.align.probes import BATCHES, Probe, probes, untried_window
+from ditto_core.align.probes import BATCHES, Probe, probes, untried_window, with_inputs_of
 from ditto_core.align.values import Value
 from ditto_core.align.verify import verified
 from ditto_core.errors import UsageError
@@ -49,6 +49,7 @@ def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     Raises :class:`UsageError` when an input of the file fits nothing, :class:`~ditto_core.errors.RunError` when a side
     fails.
     """
+    model = with_inputs_of(model, file.inputs)
     fixed = running.takes(file)
     ran = probes(model, (fixed, fixed) if fixed else BATCHES)
     sites, finals = eager.capture(model, ran)
@@ -63,7 +64,8 @@ def align(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
 
     Raises as :func:`study` and :func:`concluded` do.
     """
-    return verified(concluded(study(model, file, inputs)), model, file)
+    found = study(model, file, inputs)
+    return verified(concluded(found), found.model, file)
 
 
 def concluded(found: Study) -> Alignment:

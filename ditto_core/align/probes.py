@@ -7,8 +7,9 @@ the same, and the held-out probe tells.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from ditto_core.model.wrappers import vocab_size
 
 if TYPE_CHECKING:
+    from ditto_core.align.file import Port
     from ditto_core.model.loading import LoadedModel
 
 Inputs = Mapping[str, torch.Tensor]
@@ -26,6 +28,8 @@ HELD_OUT = (2, 13)
 PRIMES = (17, 23, 29, 37, 53, 67, 101, 131, 257, 521)
 LONGEST = 521
 SEED = 5
+IMAGE = 32
+"""Pixels a side, of models that take any."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +67,51 @@ def examples(model: LoadedModel, batch: int, length: int, generator: torch.Gener
     tokens = model.examples.get("input_ids")
     made = {}
     for name, example in model.examples.items():
-        like_tokens = tokens is not None and example.shape == tokens.shape
+        like_tokens = tokens is not None and example.ndim == 2 and not example.is_floating_point()
         shape = (batch, length) if like_tokens else (batch, *example.shape[1:])
-        made[name] = drawn(name, example, shape, generator)
+        made[name] = drawn(name, example, shape, generator, vocab_size(model.module))
     if padding and "attention_mask" in made:
         made["attention_mask"][-1, -padding:] = 0
     return Probe(made, batch, length if tokens is not None else 0)
 
 
-def drawn(name: str, example: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Return random numbers like an example's: normal ones, ids up to its largest, ones for a mask."""
+def drawn(
+    name: str, example: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator, vocabulary: int
+) -> torch.Tensor:
+    """Return random numbers like an example's: normal ones, token ids, other ids up to its largest, ones for a mask."""
     if example.is_floating_point():
         return torch.randn(shape, generator=generator).to(example.dtype)
     if "mask" in name or example.dtype == torch.bool:
         return torch.ones(shape, dtype=example.dtype)
-    return torch.randint(0, int(example.max()) + 1, shape, generator=generator).to(example.dtype)
+    count = vocabulary if name == "input_ids" and vocabulary else int(example.max()) + 1
+    return torch.randint(0, count, shape, generator=generator).to(example.dtype)
+
+
+def with_inputs_of(model: LoadedModel, ports: Iterable[Port]) -> LoadedModel:
+    """Return a model that is not a decoder with examples for those of its inputs that a file has.
+
+    A checkpoint's own examples are token ids, whatever it takes.
+    """
+    if model.decoder:
+        return model
+    parameters = inspect.signature(model.module.forward).parameters
+    config: Any = getattr(model.module, "config", None)
+    made = {}
+    for port in ports:
+        known = model.examples.get(port.name)
+        if port.name in parameters and (known is None or known.ndim != len(port.shape)):
+            made[port.name] = example_of(port, config)
+    kept = {name: tensor for name, tensor in model.examples.items() if name in parameters}
+    return replace(model, examples={**kept, **made})
+
+
+def example_of(port: Port, config: Any) -> torch.Tensor:
+    """Return an example for an input: pixels of the model's image size, ones for a mask, zeros for other ids."""
+    if not port.floating:
+        return torch.full((1, LENGTHS[0]), int("mask" in port.name), dtype=torch.int64)
+    edge = getattr(config, "image_size", None) or IMAGE
+    sizes = (1, int(getattr(config, "num_channels", 3)), int(edge), int(edge))[: len(port.shape)]
+    return torch.zeros([dim if isinstance(dim, int) else size for dim, size in zip(port.shape, sizes, strict=True)])
 
 
 def beyond_window(model: LoadedModel) -> int:

@@ -41,7 +41,7 @@ def command(
 
     loaded = load_model(ModelSource.of(model))
     found = study(loaded, OnnxFile(file), roles(inputs or []))
-    aligned = verified(concluded(found), loaded, found.file)
+    aligned = verified(concluded(found), found.model, found.file)
     typer.echo(summary(aligned, loaded.label, most=10_000 if verbose else 8))
     if verbose:
         for place in aligned.sites.values():

@@ -1,4 +1,4 @@
-"""A model and a file -> the map between them."""
+"""A model and a file on the probes -> what belongs together, and the map of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ditto_core.align.matching import TOLERANCES, Match, Matching, match
 from ditto_core.align.nearest import candidates, laid_out, worst_error
 from ditto_core.align.probes import BATCHES, Probe, probes, untried_window, with_inputs_of
 from ditto_core.align.values import Value
-from ditto_core.align.verify import verified
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,15 +56,6 @@ def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     values = running.capture(file, binding, ran)
     tolerance = TOLERANCES.get(file.dtype, TOLERANCES["float32"])
     return Study(file, model, ran, binding, match(sites, values, tolerance), finals)
-
-
-def align(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None = None) -> Alignment:
-    """Return the map of a file, with the final outputs and every site that it holds, confirmed by a held-out prompt.
-
-    Raises as :func:`study` and :func:`concluded` do.
-    """
-    found = study(model, file, inputs)
-    return verified(concluded(found), found.model, file)
 
 
 def concluded(found: Study) -> Alignment:

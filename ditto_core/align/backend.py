@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ditto_core.align.aligning import align
+from ditto_core.align.making import align
 from ditto_core.align.alignment import Alignment
 from ditto_core.align.file import OnnxFile, ask_fused, show
 from ditto_core.align.session import FileSession, mapped

@@ -136,6 +136,14 @@ def inference_session(path: Path, level: str = "ENABLE_ALL", threads: int = 1) -
         raise BuildError(f"onnxruntime refuses {path.name}: {first_line(error)}") from error
 
 
+def inference_session_of(model: onnx.ModelProto) -> Any:
+    """Open a small model with ONNX Runtime on the CPU, unoptimized. Raises :class:`BuildError` when it refuses."""
+    with tempfile.TemporaryDirectory(prefix="ditto-align-") as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        return inference_session(path, "DISABLE_ALL")
+
+
 def locate(path: Path) -> Path:
     """Return the ONNX file at a path: itself, or the one of a folder. Raises :class:`UsageError` for none or several."""
     path = path.expanduser()

@@ -35,13 +35,15 @@ def command(
     from ditto_core.align.aligning import concluded, study
     from ditto_core.align.alignment import summary
     from ditto_core.align.file import OnnxFile
+    from ditto_core.align.quantized import against_own_weights
     from ditto_core.align.verify import verified
     from ditto_core.model.loading import load_model
     from ditto_core.spec import ModelSource
 
     loaded = load_model(ModelSource.of(model))
     found = study(loaded, OnnxFile(file), roles(inputs or []))
-    aligned = verified(concluded(found), found.model, found.file)
+    judged = against_own_weights(found) if found.file.quantization else found
+    aligned = verified(concluded(judged), judged.model, found.file)
     typer.echo(summary(aligned, loaded.label, most=10_000 if verbose else 8))
     if verbose:
         for place in aligned.sites.values():

@@ -9,10 +9,11 @@ import onnx
 import pytest
 import torch
 
-from ditto_core.align.aligning import align, concluded, study
+from ditto_core.align.aligning import concluded, study
 from ditto_core.align.alignment import Alignment
 from ditto_core.align.fault import faults
 from ditto_core.align.file import OnnxFile
+from ditto_core.align.making import align
 from ditto_core.align.repair import all_faults
 from ditto_core.errors import UsageError
 from ditto_core.model.loading import load_model

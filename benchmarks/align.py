@@ -42,7 +42,15 @@ class Row:
         found = self.found
         total = len(found.sites) + len(found.refused)
         off = len(found.sites) - len(found.agreeing)
-        numbers = (total, len(found.agreeing), off, len(found.hidden), len(found.absent), len(found.ambiguous), self.wrong)
+        numbers = (
+            total,
+            len(found.agreeing),
+            off,
+            len(found.hidden),
+            len(found.absent),
+            len(found.ambiguous),
+            self.wrong,
+        )
         cells = (self.tool, self.family, *numbers, "; ".join(self.faults) or "none", f"{self.seconds:.1f}")
         return "| " + " | ".join(map(str, cells)) + " |"
 
@@ -66,8 +74,12 @@ def unconfirmed(found: Alignment, seen: Study) -> int:
 
 def table_of_files(folder: Path) -> None:
     """Print a row a file."""
-    print("| made by | model | sites | agree | off | hidden | absent | ambiguous | wrong | first operators that go wrong | s |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    columns = (
+        *("made by", "model", "sites", "agree", "off", "hidden", "absent", "ambiguous", "wrong"),
+        *("first operators that go wrong", "s"),
+    )
+    print("| " + " | ".join(columns) + " |")
+    print("| --- " * len(columns) + "|")
     for tool, family, source, path in files(folder, lambda text: print(f"left out: {text}", file=sys.stderr)):
         try:
             print(row(tool, family, source, path), flush=True)
@@ -88,7 +100,10 @@ def table_of_faults(folder: Path) -> None:
         first = f"{named[0].operator} `{named[0].node}`" if named else "none"
         hit = bool(named) and fault.expected in named[0].node
         right += hit
-        print(f"| {fault.tool} {fault.family} | {fault.name} | {first} | {'yes' if hit else 'NO: ' + fault.expected} |", flush=True)
+        print(
+            f"| {fault.tool} {fault.family} | {fault.name} | {first} | {'yes' if hit else 'NO: ' + fault.expected} |",
+            flush=True,
+        )
     print(f"\n{right} of {len(FAULTS)} named at the operator itself.")
 
 

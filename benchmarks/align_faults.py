@@ -136,20 +136,36 @@ FAULTS: tuple[Fault, ...] = (
     on_llama("lm_head x 1.01", "/lm_head/MatMul", edited("/lm_head/MatMul", lambda w: w * np.float32(1.01))),
     on_llama("norm weight x 1.001", NORM, edited(NORM, lambda w: w * np.float32(1.001), 2)),
     on_llama("epsilon 1e-3", NORM, attribute(NORM, "epsilon", 1e-3)),
-    on_llama("Q's halves exchanged in the packed weight", QKV, edited(QKV, lambda w: columns(w, slice(0, 32), slice(32, 64)))),
-    on_llama("K and V exchanged in the packed weight", QKV, edited(QKV, lambda w: columns(w, slice(64, 96), slice(96, 128)))),
+    on_llama(
+        "Q's halves exchanged in the packed weight", QKV, edited(QKV, lambda w: columns(w, slice(0, 32), slice(32, 64)))
+    ),
+    on_llama(
+        "K and V exchanged in the packed weight", QKV, edited(QKV, lambda w: columns(w, slice(64, 96), slice(96, 128)))
+    ),
     on_llama("two Q heads exchanged", QKV, edited(QKV, lambda w: columns(w, slice(0, 16), slice(16, 32)))),
-    on_llama("K x 1.02 in the packed weight", QKV, edited(QKV, lambda w: np.concatenate([w[:, :64], w[:, 64:96] * np.float32(1.02), w[:, 96:]], 1))),
+    on_llama(
+        "K x 1.02 in the packed weight",
+        QKV,
+        edited(QKV, lambda w: np.concatenate([w[:, :64], w[:, 64:96] * np.float32(1.02), w[:, 96:]], 1)),
+    ),
     on_llama("scale 0.26 for 0.25", GQA, attribute(GQA, "scale", 0.26)),
     on_llama("window of 4", GQA, attribute(GQA, "local_window_size", 4)),
     on_llama("softcap of 5", GQA, attribute(GQA, "softcap", 5.0)),
     on_llama("rotary interleaved", GQA, attribute(GQA, "rotary_interleaved", 1)),
-    on_llama("rotary base 5e5", "/model/layers.0/attn/GroupQueryAttention", edited("/model/layers.0/attn/GroupQueryAttention", other_base, 7)),
+    on_llama(
+        "rotary base 5e5",
+        "/model/layers.0/attn/GroupQueryAttention",
+        edited("/model/layers.0/attn/GroupQueryAttention", other_base, 7),
+    ),
     on_llama("gate_proj and up_proj exchanged", LAYER + "mlp", exchanged(GATE, UP)),
     on_llama("activation left out", LAYER + "mlp/Mul", rerouted(LAYER + "mlp/Mul", 0, GATE)),
     on_llama("residual of an earlier layer", NORM, rerouted(NORM, 0, "/model/embed_tokens/Gather")),
-    on_llama("head reads layer 0", "/lm_head/MatMul", rerouted("/lm_head/MatMul", 0, NORM.replace("layers.1", "layers.0"))),
+    on_llama(
+        "head reads layer 0", "/lm_head/MatMul", rerouted("/lm_head/MatMul", 0, NORM.replace("layers.1", "layers.0"))
+    ),
     on_llama("o_proj's weight of another layer", OUT, exchanged(OUT, OUT.replace("layers.1", "layers.2"))),
     on_llama("norm's weight of another layer", NORM, exchanged(NORM, NORM.replace("layers.1", "layers.2"), 2)),
-    on_llama("embedding x 1.001", "embed_tokens", edited("/model/embed_tokens/Gather", lambda w: w * np.float32(1.001), 0)),
+    on_llama(
+        "embedding x 1.001", "embed_tokens", edited("/model/embed_tokens/Gather", lambda w: w * np.float32(1.001), 0)
+    ),
 )

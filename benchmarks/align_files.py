@@ -1,8 +1,9 @@
 """The engine files that benchmarks/align.py aligns, each made by the tool that it is named after.
 
-The tools are optional: ``pip install --target DIR onnxruntime-genai onnxsim`` and, for an older transformers of its own,
-``pip install --target DIR2 optimum-onnx``. ``DITTO_FOREIGN=DIR`` and ``DITTO_OPTIMUM=DIR2`` say where they are; what is
-missing is left out, and said.
+The tools are optional: ``pip install --no-deps --target DIR onnxruntime-genai onnxsim`` and, with an older transformers
+of its own, ``pip install --no-deps --target DIR2 optimum optimum-onnx 'transformers<5' 'huggingface_hub<1'
+'tokenizers<0.23'``. ``DITTO_FOREIGN=DIR`` and ``DITTO_OPTIMUM=DIR2`` say where they are; what is missing is left out,
+and said.
 """
 
 from __future__ import annotations
@@ -79,7 +80,11 @@ def child(code: str, *folders: str) -> None:
     """Run code in a process that sees the packages in ``folders`` first. Raises with the end of what it printed."""
     paths = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError((done.stderr or done.stdout)[-800:])
@@ -87,9 +92,22 @@ def child(code: str, *folders: str) -> None:
 
 def genai(source: Path, target: Path, precision: str = "fp32") -> Path:
     """onnxruntime-genai's model builder."""
-    sizes = ["-i", str(source), "-m", "unused", "-o", str(target), "-p", precision, "-e", "cpu", "-c", str(target / "cache")]
-    code = f"import runpy, sys; sys.argv = ['builder', *{sizes!r}]; runpy.run_module('onnxruntime_genai.models.builder', run_name='__main__')"
-    child(code, os.environ["DITTO_FOREIGN"])
+    sizes = [
+        "-i",
+        str(source),
+        "-m",
+        "unused",
+        "-o",
+        str(target),
+        "-p",
+        precision,
+        "-e",
+        "cpu",
+        "-c",
+        str(target / "cache"),
+    ]
+    run = "runpy.run_module('onnxruntime_genai.models.builder', run_name='__main__')"
+    child(f"import runpy, sys; sys.argv = ['builder', *{sizes!r}]; {run}", os.environ["DITTO_FOREIGN"])
     return target
 
 
@@ -102,7 +120,9 @@ def optimum(source: Path, target: Path) -> Path:
     """optimum-onnx, which exports with a transformers of its own."""
     task = {"resnet": "image-classification", "bert": "feature-extraction", "vit": "feature-extraction"}
     options = {"task": task.get(source.name, "text-generation-with-past"), "do_validation": False, "opset": 17}
-    code = f"from optimum.exporters.onnx import main_export\nmain_export({str(source)!r}, {str(target)!r}, **{options!r})"
+    code = (
+        f"from optimum.exporters.onnx import main_export\nmain_export({str(source)!r}, {str(target)!r}, **{options!r})"
+    )
     child(code, os.environ["DITTO_OPTIMUM"])
     return target / "model.onnx"
 
@@ -123,8 +143,11 @@ def offline(file: Path, target: Path, level: str) -> Path:
 def simplified(file: Path, target: Path) -> Path:
     """onnxsim of a file."""
     target.mkdir(parents=True, exist_ok=True)
-    code = f"import onnx, onnxsim\nmodel, ok = onnxsim.simplify(onnx.load({str(file)!r}))\nonnx.save(model, {str(target / 'model.onnx')!r})"
-    child(code, os.environ["DITTO_FOREIGN"])
+    save = f"onnx.save(model, {str(target / 'model.onnx')!r})"
+    child(
+        f"import onnx, onnxsim; model, ok = onnxsim.simplify(onnx.load({str(file)!r})); {save}",
+        os.environ["DITTO_FOREIGN"],
+    )
     return target / "model.onnx"
 
 

@@ -81,6 +81,12 @@ def packed(source, target, names):
     onnx.save(model, str(target))
 
 
+def whole(source, target):
+    """Write a copy with its weights inside, and return it."""
+    onnx.save(read_model(source), str(target))
+    return target
+
+
 def optimized(source, target, level):
     """Write what ONNX Runtime makes of a file offline."""
     import onnxruntime

@@ -107,7 +107,10 @@ def verdict(matching: Matching, index: int) -> tuple[str, str]:
     if found is not None and found.before_bias:
         return "hidden", "only before its bias in this file"
     if found is not None and not matching.right(found) and found.ambiguous:
-        return "ambiguous", f"{matching.values[found.value].name} is {found.error:.1e} off, another value nearly as near"
+        return (
+            "ambiguous",
+            f"{matching.values[found.value].name} is {found.error:.1e} off, another value nearly as near",
+        )
     if found is not None:
         return "", ""
     if index in matching.vouched:
@@ -123,11 +126,16 @@ def place_of(matching: Matching, index: int) -> Place | None:
     assert found is not None
     site = matching.sites[index]
     options = [(j, layout) for j in equals(matching, found) for layout in layouts_for(matching.values[j], site)]
-    best = min(((measured(matching.values[j], site, layout), not layout.plain, j, i) for i, (j, layout) in enumerate(options)), default=None)
+    best = min(
+        ((measured(matching.values[j], site, layout), not layout.plain, j, i) for i, (j, layout) in enumerate(options)),
+        default=None,
+    )
     if best is None or best[0] > max(2 * found.error, matching.tolerance):
         return None
     error, _, j, i = best
-    plain = next((o for o in options if o[1].plain and measured(matching.values[o[0]], site, o[1]) <= error * 1.5), None)
+    plain = next(
+        (o for o in options if o[1].plain and measured(matching.values[o[0]], site, o[1]) <= error * 1.5), None
+    )
     j, layout = plain or options[i]
     return placed(site.sites[0], matching.values, j, layout, error, found.ratio)
 

@@ -58,8 +58,8 @@ class Alignment:
     """What was found about a file.
 
     ``finals`` are the model's own outputs, ``sites`` all others that the file holds. ``hidden`` are computed inside of
-    fused operators and vouched for by what follows; ``absent`` are neither there nor vouched for, ``ambiguous`` could be
-    several values: name -> reason each. ``digest`` is the SHA-256 (hex) of the file and its weights by name.
+    fused operators and vouched for by what follows; ``absent`` are neither there nor vouched for, ``ambiguous`` could
+    be several values: name -> reason each. ``digest`` is the SHA-256 (hex) of the file and its weights by name.
     """
 
     file: str
@@ -117,7 +117,9 @@ class Alignment:
             reasons = {name: data[name] for name in ("hidden", "absent", "ambiguous")}
             binding = Binding.from_json(data["inputs"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"the map of an engine file lacks {error}, expected one that `ditto align` wrote") from error
+            raise UsageError(
+                f"the map of an engine file lacks {error}, expected one that `ditto align` wrote"
+            ) from error
         notes = tuple(data.get("notes", ()))
         return cls(**plain, **reasons, binding=binding, finals=places["outputs"], sites=places["sites"], notes=notes)
 
@@ -141,7 +143,9 @@ class Alignment:
         values = set(known)
         for place in (*self.sites.values(), *self.finals.values()):
             if place.value.partition("::")[0] not in values:
-                raise UsageError(f"the file has no value {place.value!r}, which the map has for {place.site}: align again")
+                raise UsageError(
+                    f"the file has no value {place.value!r}, which the map has for {place.site}: align again"
+                )
         if dict(digest) == dict(self.digest):
             return self
         return replace(self, digest=digest, notes=(*self.notes, "the map was made from another version of the file"))
@@ -158,7 +162,8 @@ def summary(found: Alignment, label: str, most: int = 8) -> str:
     """Return what was found as text: counts first, then what needs a look."""
     total = len(found.sites) + len(found.refused)
     lines = [
-        f"{found.file} ({found.quantization or found.dtype}) against {label}: {len(found.sites)} of {total} sites matched, "
+        f"{found.file} ({found.quantization or found.dtype}) against {label}: "
+        f"{len(found.sites)} of {total} sites matched, "
         f"{len(found.agreeing)} within {found.tolerance:.0e}, {len(found.hidden)} hidden by fusion, "
         f"{len(found.absent)} not in the file, {len(found.ambiguous)} ambiguous"
     ]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ditto_core.align.making import align
 from ditto_core.align.alignment import Alignment
 from ditto_core.align.file import OnnxFile, ask_fused, show
+from ditto_core.align.making import align
 from ditto_core.align.session import FileSession, mapped
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.onnxruntime import LEVELS, load_library
@@ -38,12 +38,16 @@ class FileBackend:
                 raise UsageError(f"an engine file has no option {name!r}{nearest(name, OPTIONS)} (known: {known})")
         level = spec.option("level", "all")
         if level not in LEVELS:
-            raise UsageError(f"unknown optimization level {level!r}, expected {', '.join(LEVELS)}{nearest(level, LEVELS)}")
+            raise UsageError(
+                f"unknown optimization level {level!r}, expected {', '.join(LEVELS)}{nearest(level, LEVELS)}"
+            )
         if not spec.option("file"):
             raise UsageError("backend 'onnx-file' runs a file that is there already: give engine='model.onnx'")
         file = OnnxFile(spec.option("file"))
         if file.dtype != spec.dtype:
-            raise UsageError(f"{file.path.name} computes in {file.dtype}, not in {spec.dtype}: give dtype={file.dtype!r}")
+            raise UsageError(
+                f"{file.path.name} computes in {file.dtype}, not in {spec.dtype}: give dtype={file.dtype!r}"
+            )
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime optimizes when it loads a file, so its version decides the bits; the others decide the map."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ COUNTS = {
 """Inputs that exporters add beside the model's own, and what they hold."""
 TOKEN_WORDS = ("past", "total", "seq", "len", "sliding", "window")
 RING_WORDS = ("sliding", "window")
-"""Words in the names of a cache's dimensions: of the one that counts tokens, and of one that keeps the last ones only."""
+"""Words in the names of a cache's dimensions: of the one that counts tokens, of one that keeps the last only."""
 FUSED_CACHES: Mapping[str, Mapping[int, int]] = {
     "GroupQueryAttention": {3: 1, 4: 2},
     "MultiHeadAttention": {6: 1, 7: 2},
@@ -90,7 +90,7 @@ def content(role: str, inputs: Mapping[str, Any], past: int) -> Any:
         return np.asarray(inputs[role])
     tokens = np.asarray(inputs[TOKENS])
     batch, length = tokens.shape
-    made = {
+    made: dict[str, Callable[[], Any]] = {
         "past_length": lambda: np.array(past),
         "total_length": lambda: np.array(past + length),
         "length": lambda: np.array(length),
@@ -107,7 +107,9 @@ def shaped(array: Any, rank: int) -> Any:
     return array.reshape((1,) * rank) if array.ndim == 0 and rank else array
 
 
-def bindings(file: OnnxFile, names: Sequence[str], ranks: Mapping[str, tuple[str, int]], config: Any, given: Mapping[str, str]) -> list[Binding]:
+def bindings(
+    file: OnnxFile, names: Sequence[str], ranks: Mapping[str, tuple[str, int]], config: Any, given: Mapping[str, str]
+) -> list[Binding]:
     """Return the ways in which a file can be fed, the likeliest first.
 
     ``names`` are the model's inputs, ``ranks`` their kind (``float`` or ``int``) and rank; ``given`` are roles by input
@@ -138,7 +140,9 @@ def named_roles(file: OnnxFile, names: Sequence[str], given: Mapping[str, str]) 
     return known, [port for port in file.inputs if port.name not in known]
 
 
-def readings(left: Sequence[Port], free: Sequence[str], kinds: Mapping[str, tuple[str, int]]) -> Iterator[dict[str, str]]:
+def readings(
+    left: Sequence[Port], free: Sequence[str], kinds: Mapping[str, tuple[str, int]]
+) -> Iterator[dict[str, str]]:
     """Yield the ways to give each input that is ``left`` one of the ``free`` inputs of the model.
 
     Raises :class:`UsageError` when an input fits none.
@@ -179,7 +183,10 @@ def empty_shape(port: Port, config: Any) -> tuple[int, ...]:
     batch = next((i for i, name in names.items() if "batch" in name), min(names, default=0))
     others = {i: name for i, name in names.items() if i != batch}
     tokens = next((i for i, name in others.items() if any(w in name for w in TOKEN_WORDS)), min(others, default=-1))
-    made = [dim if isinstance(dim, int) else head_size(config, last=i == len(port.shape) - 1) for i, dim in enumerate(port.shape)]
+    made = [
+        dim if isinstance(dim, int) else head_size(config, last=i == len(port.shape) - 1)
+        for i, dim in enumerate(port.shape)
+    ]
     made[batch] = -1
     if tokens >= 0:
         ring = any(word in others[tokens] for word in RING_WORDS)
@@ -196,7 +203,7 @@ def head_size(config: Any, *, last: bool) -> int:
 
 
 def returned(file: OnnxFile, port: Port) -> str:
-    """Return the output that a cache input comes back as: by its name, else the nearest one that is computed from it."""
+    """Return the output that a cache input comes back as: by its name, else the nearest that is computed from it."""
     outputs = {found.name: found for found in file.outputs}
     for old, new in (("past_key_values", "present"), ("past", "present"), ("_in", "_out"), ("input", "output")):
         if old in port.name and port.name.replace(old, new) in outputs:

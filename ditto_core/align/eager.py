@@ -49,11 +49,11 @@ class Run:
     finals: dict[str, Key]
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every floating ATen result of a forward pass. Views of weights are left out, and so are scalars."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.results: dict[Key, Result] = {}
         self.keys: dict[int, Key] = {}
         self.path = [""]

@@ -47,7 +47,9 @@ class Fault:
         if self.columns:
             lines.append("  wrong columns " + ", ".join(f"{start}:{stop}" for start, stop in self.columns))
         if self.misplaced:
-            lines.append(f"  wired wrongly: it reads {', '.join(self.misplaced)}, the model {', '.join(self.model_reads)}")
+            lines.append(
+                f"  wired wrongly: it reads {', '.join(self.misplaced)}, the model {', '.join(self.model_reads)}"
+            )
         elif self.model_reads:
             lines.append(f"  the model computes it from {', '.join(self.model_reads)}")
         return "\n".join(lines)
@@ -99,7 +101,9 @@ class Judged:
             place = f" at columns {columns[0]}:{columns[1]}" if columns else ""
             state = "right" if matching.right(found) else f"off by {found.error:.1e}"
             parts.append(f"{self.title(site)}{place}, {state}")
-        known = "; ".join(parts) or ("right, no site of the model" if value in self.right_values else "no site of the model")
+        known = "; ".join(parts) or (
+            "right, no site of the model" if value in self.right_values else "no site of the model"
+        )
         return f"{matching.values[value].name} = {known}"
 
     def title(self, site: int) -> str:
@@ -147,7 +151,11 @@ def fault_at(judged: Judged, wrong: Sequence[int], group: Sequence[int]) -> Faul
     """Describe the operator that makes the values ``group``."""
     matching = judged.matching
     first = matching.values[group[0]]
-    outputs = [i for i in matching.value_class if (matching.values[i].where, matching.values[i].operator) == (first.where, first.operator)]
+    outputs = [
+        i
+        for i in matching.value_class
+        if (matching.values[i].where, matching.values[i].operator) == (first.where, first.operator)
+    ]
     site = nearest_wrong(judged, wrong, group)
     reads = [parent for parent in first.parents if parent in matching.value_class]
     expected = list(right_sources(judged, site))
@@ -167,7 +175,7 @@ def fault_at(judged: Judged, wrong: Sequence[int], group: Sequence[int]) -> Faul
 
 
 def nearest_wrong(judged: Judged, wrong: Sequence[int], group: Sequence[int]) -> int:
-    """Return the wrong site that the values ``group`` were found to be, else the one that reads what their node reads."""
+    """Return the wrong site that the values ``group`` were found to be, else one that reads what their node reads."""
     matching = judged.matching
     for value in group:
         for site in matching.sites_of.get(matching.value_class[value], []):
@@ -207,7 +215,9 @@ def misplaced(judged: Judged, site: int, reads: Sequence[int], expected: Sequenc
     if not read or not expected:
         return
     kinds = {matching.site_class[i] for i in expected}
-    upstream = {matching.site_class[i] for i in with_ancestors(matching.sites, {}, expected) if i in matching.site_class}
+    upstream = {
+        matching.site_class[i] for i in with_ancestors(matching.sites, {}, expected) if i in matching.site_class
+    }
     if read & kinds:
         return
     for kind in sorted(read):

@@ -52,6 +52,9 @@ class OnnxFile:
     def __init__(self, path: Path | str) -> None:
         self.path = locate(Path(path))
         self.model = read_graph(self.path)
+        for name in self.weights:
+            if not (self.path.parent / name).is_file():
+                raise UsageError(f"{self.path.name} keeps its weights in {name!r}, which is not beside it")
         known = {tensor.name for tensor in self.model.graph.initializer}
         self.inputs = tuple(port(value) for value in self.model.graph.input if value.name not in known)
         self.outputs = tuple(port(value) for value in self.model.graph.output)
@@ -145,7 +148,7 @@ def inference_session_of(model: onnx.ModelProto) -> Any:
 
 
 def locate(path: Path) -> Path:
-    """Return the ONNX file at a path: itself, or the one of a folder. Raises :class:`UsageError` for none or several."""
+    """Return the ONNX file at a path: itself, or a folder's. Raises :class:`UsageError` for none or several."""
     path = path.expanduser()
     if path.is_file():
         return path
@@ -155,7 +158,7 @@ def locate(path: Path) -> Path:
     if config.is_file():
         named = json.loads(config.read_text()).get("model", {}).get("decoder", {}).get("filename", "")
         if named and (path / named).is_file():
-            return path / named
+            return path / str(named)
     found = sorted(path.glob("*.onnx"))
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"

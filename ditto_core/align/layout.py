@@ -1,4 +1,4 @@
-"""How a value of a file is laid out compared with a site of the model: reshaped, transposed, packed by heads or channels.
+"""How a file's value is laid out compared with a model's site: reshaped, transposed, packed by heads or channels.
 
 A layout reads like einops: ``b t (c d) -> b c t d`` with ``c=4, d=16``. Dimensions that the probes change have no size
 in it, so that it holds for every batch and length.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -75,7 +75,7 @@ class Layout:
         unknown = [name for name in group if name not in size]
         if len(unknown) > 1 or total % rest or (not unknown and rest != total):
             raise UsageError(f"layout {self} does not fit a dimension of {total}")
-        return size | {name: total // rest for name in unknown}
+        return size | dict.fromkeys(unknown, total // rest)
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -174,7 +174,7 @@ def in_order(groups: Groups) -> bool:
 
 
 def named(atoms: Dims, left: Groups, right: Groups, batches: Sizes) -> Layout:
-    """Name the axes: ``b`` for the batch, ``t``, ``u`` … for what else the probes change, other letters for constants."""
+    """Name the axes: ``b`` the batch, ``t``, ``u`` … what else the probes change, other letters for constants."""
     letters = iter("cdefghijk")
     changing = iter("tuvwxyz")
     names: dict[int, str] = {}
@@ -185,8 +185,8 @@ def named(atoms: Dims, left: Groups, right: Groups, batches: Sizes) -> Layout:
             else:
                 names[index] = next(letters if constant(atoms[index]) else changing)
     sizes = tuple((name, atoms[index][0]) for index, name in names.items() if name != "b" and constant(atoms[index]))
-    sides = (tuple(tuple(names[index] for index in group) for group in groups) for groups in (left, right))
-    return Layout(*sides, sizes)
+    ours, theirs = (tuple(tuple(names[index] for index in group) for group in groups) for groups in (left, right))
+    return Layout(ours, theirs, sizes)
 
 
 def constant(sizes: Sizes) -> bool:
@@ -213,5 +213,3 @@ def blocked(value: Dims, site: Dims) -> Iterator[Layout]:
 def product(dims: Dims) -> Sizes:
     """Return the number of elements on every probe; of a scalar, nothing."""
     return tuple(math.prod(sizes) for sizes in zip(*dims, strict=True))
-
-

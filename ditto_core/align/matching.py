@@ -69,12 +69,12 @@ class Matching:
 
     @cached_property
     def vouched(self) -> set[int]:
-        """The sites that agree, that agreeing ones are computed from, and that hold the same numbers as one of these."""
+        """The sites that agree, that agreeing ones are computed from, and that are equal to one of these."""
         return with_ancestors(self.sites, self.site_class, self.agreeing)
 
     @cached_property
     def sites_of(self) -> dict[int, list[int]]:
-        """The first sites of the classes that a value was found to be, by the class of the value (of the packed one)."""
+        """The classes of sites that a value was found to be, by the class of the value (of the packed one)."""
         found: dict[int, list[int]] = {}
         for site, match in sorted(self.matches.items()):
             value = self.values[match.value]
@@ -121,7 +121,7 @@ def mutual(made: Matching, near: Mapping[int, list[Candidate]], loose: float) ->
 
 
 def drop_near_misses(made: Matching) -> None:
-    """Give projections whose values stand before their bias that match; drop loose matches of sites that are vouched for.
+    """Match projections to their values before the bias; drop loose matches of sites that are vouched for.
 
     Half of the keys before the rotary embedding is 0.45 from the half after it: where a right value is computed from a
     site, the site is right and hidden, and what resembles it is another value.

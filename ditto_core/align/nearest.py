@@ -92,7 +92,9 @@ def worst_error(actual: Array, expected: Array, ends: Array) -> float:
     return max(errors)
 
 
-def column_blocks(values: Sequence[Value], bases: Iterable[int], sites: Sequence[Value], left: Iterable[int]) -> list[Value]:
+def column_blocks(
+    values: Sequence[Value], bases: Iterable[int], sites: Sequence[Value], left: Iterable[int]
+) -> list[Value]:
     """Return the blocks of columns of packed values that are as wide as one of the sites ``left``."""
     wanted = {(rows, channels) for i in left for rows, channels in widths(sites[i].dims)}
     made = []
@@ -125,4 +127,13 @@ def block(value: Value, base: int, start: int, stop: int) -> Value:
     """Return columns of a value as a value of its own."""
     arrays = [array[..., start:stop] for array in value.arrays]
     name = f"{value.name}[..., {start}:{stop}]"
-    return Value(name, value.operator, value.where, arrays, value.parents, base=base, columns=(start, stop), batches=value.batches)
+    return Value(
+        name,
+        value.operator,
+        value.where,
+        arrays,
+        value.parents,
+        base=base,
+        columns=(start, stop),
+        batches=value.batches,
+    )

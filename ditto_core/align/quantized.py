@@ -129,7 +129,7 @@ def cost_of(matching: Matching, index: int, original: Mapping[str, Value]) -> Co
 
 
 def weights_found(model: LoadedModel, file: OnnxFile) -> tuple[list[Piece], list[str], int]:
-    """Return the pieces of the model's weights that a file's quantized ones are, the nodes of others, and their number."""
+    """Return the pieces of the model's weights that a file's are, the nodes without one, and the number of nodes."""
     modules = {
         name: module.weight.detach().float().numpy()
         for name, module in model.module.named_modules()
@@ -148,7 +148,7 @@ def weights_found(model: LoadedModel, file: OnnxFile) -> tuple[list[Piece], list
 
 
 def dequantized(file: OnnxFile, node: onnx.NodeProto, vocabulary: int) -> Array:
-    """Return a quantized weight [outputs, inputs]: a product on the identity, a lookup of every id, as the kernels do."""
+    """Return a quantized weight [outputs, inputs]: a product on the identity, or a lookup of every id."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -162,7 +162,7 @@ def dequantized(file: OnnxFile, node: onnx.NodeProto, vocabulary: int) -> Array:
     chain = makers(file, [name for i, name in enumerate(node.input) if i != place])
     given = node.input[place]
     if node.op_type == PRODUCT:
-        feed = np.eye(attributes["K"], dtype=np.float32)
+        feed: Array = np.eye(attributes["K"], dtype=np.float32)
         start = helper.make_tensor_value_info(given, TensorProto.FLOAT, feed.shape)
     else:
         feed = np.arange(lookup_rows(known, node, vocabulary))

@@ -66,7 +66,7 @@ def all_faults(study: Study, most: int = 4) -> list[Repair]:
 def best_repair(
     study: Study, fault: Fault, forced: dict[str, list[Array]]
 ) -> tuple[Repair, dict[str, list[Array]], Study] | None:
-    """Try the sites near a fault in the place of its operator's outputs; return the first repair that heals the rest."""
+    """Put the sites near a fault in the place of its operator's outputs; return the first repair that heals."""
     before = len(study.matching.agreeing)
     for sites, values in itertools.islice(proposals(study, fault), MOST_TRIES):
         put = {**forced, **values}
@@ -81,19 +81,23 @@ def elsewhere(study: Study, fault: Fault, put: dict[str, Any]) -> bool:
     """Tell whether what is wrong after a repair is neither at the operator nor at one that reads what was put in."""
     values = study.matching.values
     for other in faults(study.matching):
-        reads = {values[p].name for v in values if v.where == other.node and v.operator == other.operator for p in v.parents}
+        reads = {
+            values[p].name for v in values if v.where == other.node and v.operator == other.operator for p in v.parents
+        }
         if other.node == fault.node or reads & put.keys():
             return False
     return True
 
 
 def proposals(study: Study, fault: Fault) -> Iterator[tuple[tuple[str, ...], dict[str, list[Array]]]]:
-    """Yield what may be right in the place of the operator's wrong outputs: all of them at once, the likeliest first."""
+    """Yield what may be right in the place of the operator's wrong outputs, all at once, the likeliest first."""
     matching = study.matching
     judged = Judged(matching)
     sites, values = matching.sites, matching.values
     start = min(judged.wrong_sites(), default=0)
-    kinds = sorted({kind for i, kind in matching.site_class.items() if kind >= start and i not in judged.right_sites})[:NEAR_SITES]
+    kinds = sorted({kind for i, kind in matching.site_class.items() if kind >= start and i not in judged.right_sites})[
+        :NEAR_SITES
+    ]
     wrong = [i for i, value in enumerate(values) if value.name in fault.outputs and value.base < 0]
     near = candidates(sites, values, kinds, wrong, ANY_DISTANCE)
     choices = []
@@ -102,7 +106,9 @@ def proposals(study: Study, fault: Fault) -> Iterator[tuple[tuple[str, ...], dic
         found.sort(key=lambda each: likeliness(matching, index, *each))
         matched = [each for each in found if each[0] in matching.sites_of.get(matching.value_class[index], [])]
         choices.append(matched or found[:MOST_TRIES])
-    for chosen in sorted(itertools.product(*choices), key=lambda each: sum(choices[i].index(c) for i, c in enumerate(each))):
+    for chosen in sorted(
+        itertools.product(*choices), key=lambda each: sum(choices[i].index(c) for i, c in enumerate(each))
+    ):
         if len({kind for kind, _ in chosen}) == len(chosen):
             titles = tuple(judged.title(kind) for kind, _ in chosen)
             yield titles, {values[c.value].name: in_place(matching, kind, c) for kind, c in chosen}
@@ -117,7 +123,7 @@ def in_place(matching: Matching, kind: int, candidate: Candidate) -> list[Array]
 
 
 def likeliness(matching: Matching, value: int, kind: int, candidate: Candidate) -> tuple[bool, bool, float]:
-    """Order the sites that a wrong value should be: one of its own shape first, then one with a name, then the nearest."""
+    """Order the sites that a wrong value should be: those of its shape first, then with a name, then the nearest."""
     sites = matching.sites
     same = [i for i, other in matching.site_class.items() if other == kind]
     alike = any(sites[i].dims == matching.values[value].dims for i in same)

@@ -80,7 +80,8 @@ def values_of(
         returned = {node.output[i] for i in FUSED_CACHES.get(node.op_type, {}).values() if i < len(node.output)}
         for output in filter(None, node.output):
             name = output.removesuffix(COMPUTED)
-            arrays = [np.asarray(array) for array in (forced.get(name) or [run.get(output) for run in runs])]
+            given = forced.get(name)
+            arrays: list[Array] = [np.asarray(array) for array in (given or [run.get(output) for run in runs])]
             if not usable(arrays):
                 origin[name] = parents
                 continue
@@ -112,7 +113,9 @@ def run(session: Any, names: Sequence[str] | None, feed: Mapping[str, Any]) -> A
         raise RunError(f"onnxruntime failed: {first_line(error)}") from error
 
 
-def bind(file: OnnxFile, model: LoadedModel, probes: Sequence[Probe], finals: Mapping[str, Value], given: Mapping[str, str]) -> Binding:
+def bind(
+    file: OnnxFile, model: LoadedModel, probes: Sequence[Probe], finals: Mapping[str, Value], given: Mapping[str, str]
+) -> Binding:
     """Return how the file is fed: of several readings of its inputs, the one nearest to the model's outputs.
 
     Raises :class:`~ditto_core.errors.UsageError` when an input fits nothing, :class:`RunError` when no reading runs.
@@ -153,6 +156,8 @@ def nearest_error(outputs: Sequence[Any], finals: Mapping[str, Value]) -> float:
 
 def takes(file: OnnxFile) -> int:
     """Return the only batch that a file takes, 0 when it takes any."""
-    batches = {port.shape[0] for port in file.inputs if port.shape and not any(w in port.name for w in ("past", "cache"))}
+    batches = {
+        port.shape[0] for port in file.inputs if port.shape and not any(w in port.name for w in ("past", "cache"))
+    }
     fixed = {size for size in batches if isinstance(size, int)}
     return int(fixed.pop()) if len(fixed) == 1 and len(batches) == 1 else 0

@@ -29,7 +29,10 @@ class FileSession:
         self._session = inference_session(path, LEVELS[level], threads)
         self._map = alignment
         self.taps = taps
-        places = (*alignment.finals.values(), *(alignment.sites[name] for tap in taps if (name := mapped(tap, alignment))))
+        places = (
+            *alignment.finals.values(),
+            *(alignment.sites[name] for tap in taps if (name := mapped(tap, alignment))),
+        )
         slots = (slot.output for slot in alignment.binding.cache)
         self._wanted = list(dict.fromkeys((*(place.value for place in places), *slots)))
         self._cache: dict[str, Any] = {}

@@ -26,7 +26,7 @@ class Value:
 
     ``where`` is the eager source line, or the ONNX node. ``sites`` are the names that the model has for it. A block of
     ``columns`` of a packed value has that value's index as its ``base``. ``batches`` are the probes' numbers of rows.
-    ``vouches``: that it is right says that its parents are; the cache that fused attention returns comes from some only.
+    ``vouches``: its being right means that its parents are; a cache that fused attention returns comes from some.
     """
 
     name: str

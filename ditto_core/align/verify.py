@@ -54,7 +54,9 @@ def padding_note(found: Alignment, model: LoadedModel, file: OnnxFile, batch: in
     if not worst or errors[worst] <= WORSE * found.tolerance:
         return ()
     side = "left" if model.decoder else "right"
-    return (f"rows padded on the {side} come out wrong: {worst} is {errors[worst]:.1e} off; give prompts of one length",)
+    return (
+        f"rows padded on the {side} come out wrong: {worst} is {errors[worst]:.1e} off; give prompts of one length",
+    )
 
 
 def place_errors(found: Alignment, model: LoadedModel, file: OnnxFile, given: Probe) -> dict[str, float]:

@@ -87,7 +87,8 @@ def test_columns_of_a_packed_projection_are_the_sites(llama, llama_file, tmp_pat
 
 @pytest.mark.parametrize("level", ["EXTENDED", "ALL"])
 def test_what_onnxruntime_optimizes_offline_is_right(level, bert_file, tmp_path):
-    foreign_files.optimized(bert_file, tmp_path / "model.onnx", level)
+    source = foreign_files.whole(bert_file, tmp_path / "source.onnx")
+    foreign_files.optimized(source, tmp_path / "model.onnx", level)
     found = align(load_model(BERT), OnnxFile(tmp_path / "model.onnx"))
     assert set(found.finals) == {"last_hidden_state", "pooler_output"}
     assert (found.off, found.absent, found.ambiguous) == ({}, {}, {})
@@ -96,7 +97,8 @@ def test_what_onnxruntime_optimizes_offline_is_right(level, bert_file, tmp_path)
 def test_fused_operators_hide_sites_that_are_vouched_for(bert_file, tmp_path):
     from onnxruntime.transformers.optimizer import optimize_model
 
-    fused = optimize_model(str(bert_file), model_type="bert", num_heads=4, hidden_size=32, opt_level=0)
+    source = foreign_files.whole(bert_file, tmp_path / "source.onnx")
+    fused = optimize_model(str(source), model_type="bert", num_heads=4, hidden_size=32, opt_level=0)
     fused.save_model_to_file(str(tmp_path / "model.onnx"))
     found = align(load_model(BERT), OnnxFile(tmp_path / "model.onnx"))
     operators = {node.op_type for node in fused.model.graph.node}
@@ -216,6 +218,12 @@ def test_an_input_that_fits_nothing_is_asked_for_by_name(llama, llama_file, tmp_
         align(llama, OnnxFile(tmp_path / "model.onnx"))
 
 
+def test_weights_that_are_missing_are_one_line(llama_file, tmp_path):
+    (tmp_path / "model.onnx").write_bytes(llama_file.read_bytes())
+    with pytest.raises(UsageError, match="model.onnx.data"):
+        OnnxFile(tmp_path / "model.onnx")
+
+
 def test_a_dtype_that_is_not_the_file_s_is_refused(workspace, llama_file):
     with pytest.raises(UsageError, match="dtype='float32'"):
         workspace.build(EngineSpec.of(LLAMA, engine=llama_file, dtype="float16"))
@@ -225,5 +233,5 @@ def test_a_dtype_that_is_not_the_file_s_is_refused(workspace, llama_file):
 def test_no_file_or_several_is_one_line(tmp_path, path):
     (tmp_path / "a.onnx").touch()
     (tmp_path / "b.onnx").touch()
-    with pytest.raises(UsageError, match="does not exist|2 ONNX files"):
+    with pytest.raises(UsageError, match=r"does not exist|2 ONNX files"):
         OnnxFile(tmp_path / path)

@@ -94,16 +94,15 @@ def test_what_onnxruntime_optimizes_offline_is_right(level, bert_file, tmp_path)
     assert (found.off, found.absent, found.ambiguous) == ({}, {}, {})
 
 
-def test_fused_operators_hide_sites_that_are_vouched_for(bert_file, tmp_path):
+def test_fused_operators_are_asked_for_what_they_hide(bert_file, tmp_path):
     from onnxruntime.transformers.optimizer import optimize_model
 
     source = foreign_files.whole(bert_file, tmp_path / "source.onnx")
     fused = optimize_model(str(source), model_type="bert", num_heads=4, hidden_size=32, opt_level=0)
     fused.save_model_to_file(str(tmp_path / "model.onnx"))
     found = align(load_model(BERT), OnnxFile(tmp_path / "model.onnx"))
-    operators = {node.op_type for node in fused.model.graph.node}
-    assert operators & {"SkipLayerNormalization", "BiasGelu", "Attention"}
-    assert found.hidden
+    assert "SkipLayerNormalization" in {node.op_type for node in fused.model.graph.node}
+    assert found.sites["encoder.layer.0.attention.output.LayerNorm:in"].value.endswith("::sum")
     assert (found.off, found.absent) == ({}, {})
 
 
@@ -180,7 +179,7 @@ def test_an_output_that_the_file_lacks_is_absent_and_no_fault(bert_file, tmp_pat
 def test_a_map_is_written_and_read_again(llama, llama_file, tmp_path):
     found = align(llama, OnnxFile(llama_file))
     found.save(tmp_path / "names.json")
-    assert Alignment.load(tmp_path / "names.json") == found
+    assert Alignment.load(tmp_path / "names.json").to_json() == found.to_json()
     data = json.loads((tmp_path / "names.json").read_text())
     assert data["sites"]["model.layers.0.self_attn.q_proj"]["layout"] == "b t c -> b t c"
 
@@ -220,7 +219,7 @@ def test_an_input_that_fits_nothing_is_asked_for_by_name(llama, llama_file, tmp_
 
 def test_weights_that_are_missing_are_one_line(llama_file, tmp_path):
     (tmp_path / "model.onnx").write_bytes(llama_file.read_bytes())
-    with pytest.raises(UsageError, match="model.onnx.data"):
+    with pytest.raises(UsageError, match=r"model\.onnx\.data"):
         OnnxFile(tmp_path / "model.onnx")
 
 

@@ -1,7 +1,7 @@
 """How well engine files of other tools are aligned by value, and whether inserted faults are named.
 
-python benchmarks/align.py FOLDER files|faults  writes a Markdown table to stdout; the files below FOLDER are made once,
-see align_files.py for the tools that make them.
+python benchmarks/align.py FOLDER files [TOOL]  or  FOLDER faults  writes a Markdown table to stdout; the files below
+FOLDER are made once, see align_files.py for the tools that make them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ditto_core.align.alignment import Alignment
 from ditto_core.align.fault import faults
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.probes import HELD_OUT, probe
+from ditto_core.align.quantized import against_own_weights
 from ditto_core.align.verify import place_errors
 from ditto_core.model.loading import load_model
 from ditto_core.spec import ModelSource
@@ -60,6 +61,8 @@ def row(tool: str, family: str, source: Path, path: Path) -> Row:
     model = load_model(ModelSource.of(str(source)))
     start = time.perf_counter()
     seen = study(model, OnnxFile(path))
+    if seen.file.quantization:
+        seen = against_own_weights(seen)
     found = concluded(seen)
     seconds = time.perf_counter() - start
     named = [] if found.quantization else [f"{fault.operator} `{fault.node}`" for fault in faults(seen.matching)]
@@ -72,8 +75,8 @@ def unconfirmed(found: Alignment, seen: Study) -> int:
     return sum(errors[site] > WRONG * found.tolerance for site in found.agreeing if site in errors)
 
 
-def table_of_files(folder: Path) -> None:
-    """Print a row a file."""
+def table_of_files(folder: Path, only: str = "") -> None:
+    """Print a row a file, of the tools whose names begin with ``only``."""
     columns = (
         *("made by", "model", "sites", "agree", "off", "hidden", "absent", "ambiguous", "wrong"),
         *("first operators that go wrong", "s"),
@@ -81,6 +84,8 @@ def table_of_files(folder: Path) -> None:
     print("| " + " | ".join(columns) + " |")
     print("| --- " * len(columns) + "|")
     for tool, family, source, path in files(folder, lambda text: print(f"left out: {text}", file=sys.stderr)):
+        if not tool.startswith(only):
+            continue
         try:
             print(row(tool, family, source, path), flush=True)
         except Exception as error:  # noqa: BLE001 - the table says what failed
@@ -108,4 +113,4 @@ def table_of_faults(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"files": table_of_files, "faults": table_of_faults}[sys.argv[2]](Path(sys.argv[1]))
+    {"files": table_of_files, "faults": table_of_faults}[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])

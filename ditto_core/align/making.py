@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ditto_core.align.aligning import concluded, study
+from ditto_core.align.fault import faults
 from ditto_core.align.quantized import against_own_weights
 from ditto_core.align.verify import verified
 
@@ -25,4 +27,7 @@ def align(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     found = study(model, file, inputs)
     if file.quantization:
         found = against_own_weights(found)
-    return verified(concluded(found), found.model, file)
+    made = verified(concluded(found), found.model, file)
+    wrong = faults(found.matching) if made.off and not file.quantization else []
+    first = (f"first wrong operator on the probes: {fault.operator} {fault.node}, {fault.site}" for fault in wrong[:1])
+    return replace(made, notes=(*made.notes, *first))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ditto_core.align.alignment import Alignment
 from ditto_core.align.file import OnnxFile, ask_fused, show
@@ -102,9 +101,3 @@ def reason(tap: Tap, found: Alignment) -> str:
     """Return why a tap is not in the file."""
     refused = found.refused
     return next((refused[name] for name in (tap.site, *tap.aliases) if name in refused), "not computed on the probes")
-
-
-def adopted(model: Any, engine: Path | str, **fields: Any) -> EngineSpec:
-    """Return the spec of a file: its dtype is read from it unless given."""
-    fields.setdefault("dtype", OnnxFile(engine).dtype)
-    return EngineSpec.of(model, engine=engine, **fields)

@@ -182,19 +182,9 @@ def elements(tensor: Any) -> int:
     return total
 
 
-def expose(model: onnx.ModelProto, *, inside: bool = True) -> list[str]:
-    """Make every value of a graph an output and return the names of those added.
-
-    ``inside``: also ask fused operators for what they can show: the sum of SkipLayerNormalization, the softmax of
-    GroupQueryAttention.
-    """
-    if inside:
-        ask_fused(model)
-    present = {value.name for value in model.graph.output}
-    names = [name for node in model.graph.node if node.op_type != "Constant" for name in node.output if name]
-    added = [name for name in names if name not in present]
-    show(model, added)
-    return added
+def expose(model: onnx.ModelProto) -> None:
+    """Make every value of a graph an output."""
+    show(model, [name for node in model.graph.node if node.op_type != "Constant" for name in node.output if name])
 
 
 def show(model: onnx.ModelProto, names: Iterable[str]) -> None:

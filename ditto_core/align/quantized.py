@@ -139,7 +139,7 @@ def weights_found(model: LoadedModel, file: OnnxFile) -> tuple[list[Piece], list
     missing: list[str] = []
     nodes = [node for node in file.model.graph.node if node.op_type in (PRODUCT, LOOKUP)]
     for node in nodes:
-        rows = dequantized(file, node, max(map(len, modules.values())))
+        rows = dequantized(file, node, max(map(len, modules.values()), default=0))
         found = list(matching_pieces(node.name or node.output[0], rows, modules))
         pieces += found
         if not found:

@@ -43,7 +43,7 @@ def run_exposed(
     if inside:
         ask_fused(model)
     replace_outputs(model, forced)
-    expose(model, inside=False)
+    expose(model)
     session = file.session(model)
     names = [value.name for value in session.get_outputs()]
     runs = []
@@ -80,8 +80,8 @@ def values_of(
         returned = {node.output[i] for i in FUSED_CACHES.get(node.op_type, {}).values() if i < len(node.output)}
         for output in filter(None, node.output):
             name = output.removesuffix(COMPUTED)
-            given = forced.get(name)
-            arrays: list[Array] = [np.asarray(array) for array in (given or [run.get(output) for run in runs])]
+            given: Sequence[Any] = forced.get(name) or [run.get(output) for run in runs]
+            arrays = [np.asarray(array) for array in given]
             if not usable(arrays):
                 origin[name] = parents
                 continue

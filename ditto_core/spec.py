@@ -13,6 +13,8 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
 ATTENTION = ("eager", "sdpa")
 ALL_SITES = ("**",)
+ENGINE_FILE_BACKEND = "onnx-file"
+"""The backend that runs a file which is there already."""
 
 
 @dataclass(frozen=True)
@@ -174,11 +176,13 @@ class EngineSpec:
     def of(cls, model: ModelSource | str | Callable[[], Any], **fields: Any) -> EngineSpec:
         """Build a spec from plain values: ``outputs`` may be a string, a list or a dict ``raw name -> alias``.
 
+        ``engine``: a file, or a folder with one, that is the engine already; it is run by the backend ``onnx-file``.
         Raises :class:`UsageError` for an unknown field or value.
         """
+        engine = fields.pop("engine", None)
         for name in fields:
             if name not in cls.__dataclass_fields__:
-                known = tuple(cls.__dataclass_fields__)
+                known = (*cls.__dataclass_fields__, "engine")
                 raise UsageError(f"unknown engine argument {name!r}{nearest(name, known)} (known: {', '.join(known)})")
         outputs, aliases = parse_outputs(fields.pop("outputs", ALL_SITES))
         renamed = fields.pop("aliases", None) or ()
@@ -191,6 +195,9 @@ class EngineSpec:
         options = fields.pop("options", ()) or ()
         if not isinstance(options, Mapping | tuple):
             raise UsageError(f"options is {options!r}, expected a table such as {{'quantize': 'int8'}}")
+        if engine is not None:
+            fields["backend"] = ENGINE_FILE_BACKEND
+            options = {**dict(options), "file": str(engine)}
         if isinstance(options, Mapping):
             options = tuple(sorted(options.items()))
         return cls(

@@ -54,7 +54,7 @@ class Arguments(NamedTuple):
         from ditto_core.pair.pair_options import PairOptions
         from ditto_core.spec import EngineSpec
 
-        spec = tuple(field.name for field in fields(EngineSpec) if field.name != "model")
+        spec = ("engine", *(field.name for field in fields(EngineSpec) if field.name != "model"))
         return cls(spec, tuple(field.name for field in fields(PairOptions) if field.name != "dump"))
 
 

@@ -102,6 +102,15 @@ class WritesArtifacts(Protocol):
 
 
 @runtime_checkable
+class RunsFile(Protocol):
+    """A backend whose engine is a file that is there already."""
+
+    def content(self, spec: EngineSpec) -> dict[str, str]:
+        """Return the SHA-256 (hex) of what the engine is made of beside the model, by name. Part of the cache key."""
+        ...
+
+
+@runtime_checkable
 class NeedsDevice(Protocol):
     """A backend that builds engines on machines where they cannot run."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsFile, WritesArtifacts, get_backend
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
 from ditto_core.errors import UsageError
@@ -204,7 +204,8 @@ class Workspace:
         content = exported.directory.name  # an outline has no weights: its key stands for them
         if exported.onnx_path.exists():
             content = fingerprint(content_digest(exported.directory), export_versions())
-        key = fingerprint(content, facts, backend.versions())
+        own = backend.content(spec) if isinstance(backend, RunsFile) else {}
+        key = fingerprint(content, facts, {**backend.versions(), **own})
         artifacts = self.artifacts / f"{spec.model.label}-{spec.label}" if self.artifacts else None
 
         made = []

@@ -107,9 +107,9 @@ class Runner:
         """Turn sites that an engine of fused layers, or a reference's dump, is known to lack into notes."""
         engine, reference = self._sessions.built, self._sessions.reference
         missing = {**engine.refused, **comparison.missing}
-        notes = comparison.notes
+        notes = (*comparison.notes, *engine.facts.get("notes", ()))
         if missing and engine.partial:
-            notes = (*notes, f"{len(missing)} sites are fused away in this engine and were not compared at every step")
+            notes = (*notes, f"{len(missing)} sites are not shown by this engine and were not compared at every step")
             missing = {}
         known = reference.absent if isinstance(reference, LacksTaps) else frozenset()
         if absent := [site for site in missing if site in known]:

@@ -52,6 +52,18 @@ def test_module(ditto): pass
     assert (of_module.spec.dtype, of_module.spec.profile.batch) == ("float16", Range(1, 1, 8))
 
 
+def test_an_engine_file_is_run_by_its_own_backend(project):
+    found = collected(
+        project,
+        """
+@pytest.mark.ditto_engine(model=tiny_llama, engine="exported/model.onnx", options={"level": "basic"})
+def test_file(ditto): pass
+""",
+    )
+    spec = found["test_file"].spec
+    assert (spec.backend, spec.option("file"), spec.option("level")) == ("onnx-file", "exported/model.onnx", "basic")
+
+
 def test_model_is_a_hub_id_a_path_or_a_callable(project):
     found = collected(
         project,

@@ -1,0 +1,1 @@
+"""An engine file of any origin, aligned with the model by the numbers that both compute."""

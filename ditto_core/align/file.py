@@ -1,0 +1,215 @@
+"""An ONNX file of any origin: its inputs and outputs, and a session of ONNX Runtime that shows any of its values."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ditto_core.backends.onnxruntime import load_library
+from ditto_core.errors import BuildError, UsageError, first_line
+from ditto_core.graphs.files import place_weights, read_graph
+from ditto_core.graphs.graph import shape_of
+from ditto_core.system.fingerprint import hash_file
+
+if TYPE_CHECKING:
+    import onnx
+
+CONFIG = "genai_config.json"
+SUMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
+"""Operators whose optional fourth output is the sum of their inputs."""
+GROUPED = "GroupQueryAttention"
+SOFTMAX = 2
+"""Value of GroupQueryAttention's attribute ``qk_output`` that asks for the scores after the softmax."""
+QUANTIZED = {"MatMulNBits": "int4", "GatherBlockQuantized": "int4", "MatMulBnb4": "int4"}
+INTEGER = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "MatMulIntegerToFloat", "DequantizeLinear")
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the graph: numpy's dtype name, sizes or names of its dimensions."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.dtype} [{', '.join(map(str, self.shape))}])"
+
+    @property
+    def floating(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return "float" in self.dtype
+
+
+class OnnxFile:
+    """An ONNX file, read without its weights. Raises :class:`UsageError` when there is none at ``path``."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = locate(Path(path))
+        self.model = read_graph(self.path)
+        for name in self.weights:
+            if not (self.path.parent / name).is_file():
+                raise UsageError(f"{self.path.name} keeps its weights in {name!r}, which is not beside it")
+        known = {tensor.name for tensor in self.model.graph.initializer}
+        self.inputs = tuple(port(value) for value in self.model.graph.input if value.name not in known)
+        self.outputs = tuple(port(value) for value in self.model.graph.output)
+
+    @cached_property
+    def weights(self) -> tuple[str, ...]:
+        """The files beside it that hold its weights, relative to its folder."""
+        places = (entry for tensor in self.model.graph.initializer for entry in tensor.external_data)
+        return tuple(sorted({entry.value for entry in places if entry.key == "location"}))
+
+    @cached_property
+    def digest(self) -> dict[str, str]:
+        """SHA-256 (hex) of the file and of its weights, by name."""
+        return {name: hash_file(self.path.parent / name) for name in (self.path.name, *self.weights)}
+
+    @cached_property
+    def quantization(self) -> str:
+        """``int4`` or ``int8`` where the weights are quantized, else an empty string."""
+        operators = {node.op_type for node in self.model.graph.node}
+        if found := operators & set(QUANTIZED):
+            return QUANTIZED[found.pop()]
+        return "int8" if operators & set(INTEGER) else ""
+
+    @cached_property
+    def dtype(self) -> str:
+        """The dtype that the file computes in: that of most of its floating weights, else of its outputs."""
+        import onnx
+
+        count: dict[str, int] = {}
+        for tensor in self.model.graph.initializer:
+            name = onnx.TensorProto.DataType.Name(tensor.data_type)
+            if name in FLOATS:
+                count[FLOATS[name]] = count.get(FLOATS[name], 0) + elements(tensor)
+        if count:
+            return max(count, key=lambda name: count[name])
+        return next((port.dtype for port in self.outputs if port.floating), "float32")
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """onnxruntime-genai's configuration of the decoder, empty where there is none beside the file."""
+        path = self.path.parent / CONFIG
+        if not path.is_file():
+            return {}
+        found: Mapping[str, Any] = json.loads(path.read_text()).get("model", {}).get("decoder", {})
+        return found
+
+    def copy(self) -> onnx.ModelProto:
+        """Return the graph to be changed; the weights are still where they were."""
+        import onnx
+
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        return model
+
+    def place(self, model: onnx.ModelProto, directory: Path, name: str) -> Path:
+        """Write a changed graph into a folder, with links to the weights beside it. Returns the new file."""
+        import onnx
+
+        place_weights(model, self.path.parent, directory)
+        onnx.save(model, str(directory / name))
+        return directory / name
+
+    def session(self, model: onnx.ModelProto, level: str = "DISABLE_ALL") -> Any:
+        """Open a changed graph with ONNX Runtime on the CPU. Raises :class:`BuildError` when it refuses."""
+        with tempfile.TemporaryDirectory(prefix="ditto-align-") as folder:
+            return inference_session(self.place(model, Path(folder), "model.onnx"), level)
+
+
+FLOATS = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64"}
+
+
+def inference_session(path: Path, level: str = "ENABLE_ALL", threads: int = 1) -> Any:
+    """Open a file with ONNX Runtime on the CPU. Raises :class:`BuildError` when it refuses."""
+    runtime = load_library()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, f"ORT_{level}")
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise BuildError(f"onnxruntime refuses {path.name}: {first_line(error)}") from error
+
+
+def inference_session_of(model: onnx.ModelProto) -> Any:
+    """Open a small model with ONNX Runtime on the CPU, unoptimized. Raises :class:`BuildError` when it refuses."""
+    with tempfile.TemporaryDirectory(prefix="ditto-align-") as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        return inference_session(path, "DISABLE_ALL")
+
+
+def locate(path: Path) -> Path:
+    """Return the ONNX file at a path: itself, or a folder's. Raises :class:`UsageError` for none or several."""
+    path = path.expanduser()
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise UsageError(f"engine file {str(path)!r} does not exist, expected an ONNX file or a folder with one")
+    config = path / CONFIG
+    if config.is_file():
+        named = json.loads(config.read_text()).get("model", {}).get("decoder", {}).get("filename", "")
+        if named and (path / named).is_file():
+            return path / str(named)
+    found = sorted(path.glob("*.onnx"))
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found) or "none"
+        raise UsageError(f"folder {str(path)!r} holds {len(found)} ONNX files ({names}): name the one to test")
+    return found[0]
+
+
+def port(value: Any) -> Port:
+    """Read a graph input or output."""
+    import onnx
+
+    kind = value.type.tensor_type
+    return Port(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), shape_of(value))
+
+
+def elements(tensor: Any) -> int:
+    """Return the number of elements of an initializer."""
+    total = 1
+    for size in tensor.dims:
+        total *= size
+    return total
+
+
+def expose(model: onnx.ModelProto) -> None:
+    """Make every value of a graph an output."""
+    show(model, [name for node in model.graph.node if node.op_type != "Constant" for name in node.output if name])
+
+
+def show(model: onnx.ModelProto, names: Iterable[str]) -> None:
+    """Add values to the graph's outputs; ONNX Runtime infers their types."""
+    import onnx
+
+    present = {value.name for value in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
+
+
+def ask_fused(model: onnx.ModelProto, only: Sequence[str] | None = None) -> None:
+    """Let fused operators show more: all that can, or those whose added value is among ``only``."""
+    import onnx
+
+    for node in model.graph.node:
+        if node.op_type in SUMS and wanted(f"{node.output[0]}::sum", only) and not (node.output[3:] and node.output[3]):
+            node.output.extend([""] * (4 - len(node.output)))
+            node.output[3] = f"{node.output[0]}::sum"
+        ring = any(attribute.name == "sliding_window_cache" and attribute.i for attribute in node.attribute)
+        name = f"{node.output[0]}::softmax"
+        if node.op_type == GROUPED and len(node.output) == 3 and not ring and wanted(name, only):
+            node.output.append(name)
+            node.attribute.append(onnx.helper.make_attribute("qk_output", SOFTMAX))
+
+
+def wanted(name: str, only: Sequence[str] | None) -> bool:
+    """Tell whether an added value is asked for."""
+    return only is None or name in only

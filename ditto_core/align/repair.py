@@ -1,0 +1,140 @@
+"""Repair and go on: the right value takes the place of the wrong one, the rest runs again, the next fault shows.
+
+A repair is taken when it heals what follows, and when the next fault is elsewhere: of an operator with two wrong
+outputs, one right output heals some of it and leaves the rest wrong at the very same place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ditto_core.align.fault import Fault, Judged, faults
+from ditto_core.align.layout import layouts
+from ditto_core.align.matching import Matching
+from ditto_core.align.nearest import Candidate, candidates
+from ditto_core.align.values import Array, Value
+
+if TYPE_CHECKING:
+    from ditto_core.align.aligning import Study
+
+MOST_TRIES = 12
+NEAR_SITES = 24
+HEALED = 3
+"""A repair makes more sites right than the value itself and what holds the same numbers."""
+ANY_DISTANCE = 1e3
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A fault, and the sites whose values took the place of its operator's outputs; none when nothing healed."""
+
+    fault: Fault
+    sites: tuple[str, ...] = ()
+    healed: int = 0
+
+    def __str__(self) -> str:
+        if not self.sites:
+            return str(self.fault)
+        return f"{self.fault}\n  with {', '.join(self.sites)} put in its place, {self.healed} more sites are right"
+
+
+def all_faults(study: Study, most: int = 4) -> list[Repair]:
+    """Return the faults of a file in order, each found after those before it are repaired."""
+    found: list[Repair] = []
+    forced: dict[str, list[Array]] = {}
+    seen: set[str] = set()
+    while len(found) < most:
+        new = [fault for fault in faults(study.matching) if fault.node not in seen]
+        if not new:
+            break
+        fault = new[0]
+        seen.add(fault.node)
+        best = best_repair(study, fault, forced) if len(found) + 1 < most else None
+        found.append(Repair(fault) if best is None else best[0])
+        if best is None:
+            found += [Repair(other) for other in new[1:]]
+            break
+        _, forced, study = best
+    return found[:most]
+
+
+def best_repair(
+    study: Study, fault: Fault, forced: dict[str, list[Array]]
+) -> tuple[Repair, dict[str, list[Array]], Study] | None:
+    """Put the sites near a fault in the place of its operator's outputs; return the first repair that heals."""
+    before = len(study.matching.agreeing)
+    for sites, values in itertools.islice(proposals(study, fault), MOST_TRIES):
+        put = {**forced, **values}
+        other = study.again(put)
+        gain = len(other.matching.agreeing) - before
+        if gain > HEALED * len(sites) and elsewhere(other, fault, values):
+            return Repair(fault, sites, gain), put, other
+    return None
+
+
+def elsewhere(study: Study, fault: Fault, put: dict[str, Any]) -> bool:
+    """Tell whether what is wrong after a repair is neither at the operator nor at one that reads what was put in."""
+    values = study.matching.values
+    for other in faults(study.matching):
+        reads = {
+            values[p].name for v in values if v.where == other.node and v.operator == other.operator for p in v.parents
+        }
+        if other.node == fault.node or reads & put.keys():
+            return False
+    return True
+
+
+def proposals(study: Study, fault: Fault) -> Iterator[tuple[tuple[str, ...], dict[str, list[Array]]]]:
+    """Yield what may be right in the place of the operator's wrong outputs, all at once, the likeliest first."""
+    matching = study.matching
+    judged = Judged(matching)
+    sites, values = matching.sites, matching.values
+    start = min(judged.wrong_sites(), default=0)
+    kinds = sorted({kind for i, kind in matching.site_class.items() if kind >= start and i not in judged.right_sites})[
+        :NEAR_SITES
+    ]
+    wrong = [i for i, value in enumerate(values) if value.name in fault.outputs and value.base < 0]
+    near = candidates(sites, values, kinds, wrong, ANY_DISTANCE)
+    choices = []
+    for index in wrong:
+        found = [(kind, c) for kind, all_near in near.items() for c in all_near if c.value == index]
+        found.sort(key=lambda each: likeliness(matching, index, *each))
+        matched = [each for each in found if each[0] in matching.sites_of.get(matching.value_class[index], [])]
+        choices.append(matched or found[:MOST_TRIES])
+    for chosen in sorted(
+        itertools.product(*choices), key=lambda each: sum(choices[i].index(c) for i, c in enumerate(each))
+    ):
+        if len({kind for kind, _ in chosen}) == len(chosen):
+            titles = tuple(judged.title(kind) for kind, _ in chosen)
+            yield titles, {values[c.value].name: in_place(matching, kind, c) for kind, c in chosen}
+
+
+def in_place(matching: Matching, kind: int, candidate: Candidate) -> list[Array]:
+    """Return the numbers of a class of sites in the shape of a value: of the member laid out alike, if there is one."""
+    value = matching.values[candidate.value]
+    same = (i for i, other in matching.site_class.items() if other == kind)
+    alike = next((i for i in same if matching.sites[i].dims == value.dims), None)
+    return inverse(value, matching.sites[kind], candidate) if alike is None else matching.sites[alike].arrays
+
+
+def likeliness(matching: Matching, value: int, kind: int, candidate: Candidate) -> tuple[bool, bool, float]:
+    """Order the sites that a wrong value should be: those of its shape first, then with a name, then the nearest."""
+    sites = matching.sites
+    same = [i for i, other in matching.site_class.items() if other == kind]
+    alike = any(sites[i].dims == matching.values[value].dims for i in same)
+    return not alike, not any(sites[i].sites for i in same), candidate.error
+
+
+def inverse(value: Value, site: Value, candidate: Candidate) -> list[Array]:
+    """Return a site's numbers in a value's shape."""
+    for layout in layouts(site.dims, value.dims, value.batches):
+        back = [layout.apply(array, batch) for array, batch in zip(site.arrays, value.batches, strict=True)]
+        again = [candidate.layout.apply(array, batch) for array, batch in zip(back, value.batches, strict=True)]
+        if all(np.array_equal(one, other) for one, other in zip(again, site.arrays, strict=True)):
+            return [np.ascontiguousarray(array) for array in back]
+    return [array.reshape(like.shape) for array, like in zip(site.arrays, value.arrays, strict=True)]

@@ -1,0 +1,163 @@
+"""What a file computes on the probes: every floating value of its graph, unoptimized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ditto_core.align.binding import FUSED_CACHES, Binding, bindings
+from ditto_core.align.file import OnnxFile, ask_fused, expose
+from ditto_core.align.probes import Probe
+from ditto_core.align.values import Array, Value
+from ditto_core.errors import BuildError, RunError, first_line
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ditto_core.model.loading import LoadedModel
+
+COMPUTED = "::computed"
+"""Suffix of what a node computes where another value has taken its place."""
+
+Forced = Mapping[str, Sequence[Array]]
+"""Values that are given instead of computed: one array a probe, by name."""
+
+
+def capture(file: OnnxFile, binding: Binding, probes: Sequence[Probe], forced: Forced | None = None) -> list[Value]:
+    """Return every floating value of the file on all probes. Raises :class:`RunError` when it does not run on one."""
+    forced = forced or {}
+    try:
+        return run_exposed(file, binding, probes, forced, inside=True)
+    except (RunError, BuildError):  # an operator of this version cannot show what it was asked for
+        return run_exposed(file, binding, probes, forced, inside=False)
+
+
+def run_exposed(
+    file: OnnxFile, binding: Binding, probes: Sequence[Probe], forced: Forced, *, inside: bool
+) -> list[Value]:
+    """Run the file with every value exposed; see :func:`capture`."""
+    model = file.copy()
+    if inside:
+        ask_fused(model)
+    replace_outputs(model, forced)
+    expose(model)
+    session = file.session(model)
+    names = [value.name for value in session.get_outputs()]
+    runs = []
+    for i, probe in enumerate(probes):
+        feed = {**fed(binding, probe), **{name: arrays[i] for name, arrays in forced.items()}}
+        runs.append(dict(zip(names, run(session, names, feed), strict=True)))
+    return values_of(model, runs, forced, tuple(probe.batch for probe in probes))
+
+
+def replace_outputs(model: onnx.ModelProto, forced: Forced) -> None:
+    """Turn the ``forced`` values into inputs of the graph; what their nodes compute goes by another name."""
+    import onnx
+
+    for node in model.graph.node:
+        for place, name in enumerate(node.output):
+            if name in forced:
+                node.output[place] = name + COMPUTED
+                kind = onnx.helper.np_dtype_to_tensor_dtype(forced[name][0].dtype)
+                shape = [None] * forced[name][0].ndim
+                model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, shape))
+    kept = [value for value in model.graph.output if value.name not in forced]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+
+
+def values_of(
+    model: onnx.ModelProto, runs: Sequence[Mapping[str, Any]], forced: Forced, batches: tuple[int, ...]
+) -> list[Value]:
+    """Return the floating values in the graph's order. Through integers and shapes nothing is inherited."""
+    values: list[Value] = []
+    origin: dict[str, tuple[int, ...]] = {}
+    for node in model.graph.node:
+        parents = tuple(sorted({i for name in node.input for i in origin.get(name, ())}))
+        returned = {node.output[i] for i in FUSED_CACHES.get(node.op_type, {}).values() if i < len(node.output)}
+        for output in filter(None, node.output):
+            name = output.removesuffix(COMPUTED)
+            given: Sequence[Any] = forced.get(name) or [run.get(output) for run in runs]
+            arrays = [np.asarray(array) for array in given]
+            if not usable(arrays):
+                origin[name] = parents
+                continue
+            origin[name] = (len(values),)
+            data = [array.astype(np.float32) for array in arrays]
+            inherited = () if name in forced else parents
+            made = Value(name, node.op_type, node.name or f"making {name}", data, inherited, batches=batches)
+            values.append(replace(made, vouches=output not in returned))
+    return values
+
+
+def usable(arrays: Sequence[Any]) -> bool:
+    """Tell whether a value is a floating tensor with elements, of one rank on all probes."""
+    floating = all(array.dtype.kind == "f" or "float" in array.dtype.name for array in arrays)
+    return floating and all(array.size for array in arrays) and len({array.ndim for array in arrays}) == 1
+
+
+def fed(binding: Binding, probe: Probe) -> dict[str, Any]:
+    """Return the arrays of a first step on a probe."""
+    inputs = {name: tensor.numpy() for name, tensor in probe.inputs.items()}
+    return {**binding.feed(inputs, 0), **binding.empty(probe.batch)}
+
+
+def run(session: Any, names: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
+    """Run a session. Raises :class:`RunError` with the first line of ONNX Runtime's complaint."""
+    try:
+        return session.run(names, feed)
+    except Exception as error:
+        raise RunError(f"onnxruntime failed: {first_line(error)}") from error
+
+
+def bind(
+    file: OnnxFile, model: LoadedModel, probes: Sequence[Probe], finals: Mapping[str, Value], given: Mapping[str, str]
+) -> Binding:
+    """Return how the file is fed: of several readings of its inputs, the one nearest to the model's outputs.
+
+    Raises :class:`~ditto_core.errors.UsageError` when an input fits nothing, :class:`RunError` when no reading runs.
+    """
+    config = getattr(model.module, "config", None)
+    first = probes[0].inputs
+    kinds = {name: ("float" if tensor.is_floating_point() else "int", tensor.ndim) for name, tensor in first.items()}
+    choices = bindings(file, list(first), kinds, config if model.decoder else None, given)
+    if len(choices) == 1:
+        return choices[0]
+    session = file.session(file.copy())
+    names = [value.name for value in session.get_outputs()]
+    scores: list[tuple[float, int]] = []
+    problem: RunError | None = None
+    for i, choice in enumerate(choices):
+        try:
+            found = run(session, names, fed(choice, probes[0]))
+        except RunError as error:
+            problem = error
+            continue
+        scores.append((nearest_error(found, finals), i))
+    if not scores:
+        raise problem or RunError("onnxruntime failed: the file has no inputs that the model has")
+    return choices[min(scores)[1]]
+
+
+def nearest_error(outputs: Sequence[Any], finals: Mapping[str, Value]) -> float:
+    """Return the smallest relative L2 distance of any output to any final output of the model of the same shape."""
+    distances = [1e9]
+    for output in outputs:
+        for value in finals.values():
+            expected = value.arrays[0]
+            if getattr(output, "shape", None) == expected.shape:
+                distance = np.linalg.norm((output.astype(np.float64) - expected).ravel())
+                distances.append(float(distance / (np.linalg.norm(expected.ravel()) + 1e-30)))
+    return min(distances)
+
+
+def takes(file: OnnxFile) -> int:
+    """Return the only batch that a file takes, 0 when it takes any."""
+    batches = {
+        port.shape[0] for port in file.inputs if port.shape and not any(w in port.name for w in ("past", "cache"))
+    }
+    fixed = {size for size in batches if isinstance(size, int)}
+    return int(fixed.pop()) if len(fixed) == 1 and len(batches) == 1 else 0

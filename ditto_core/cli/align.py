@@ -1,0 +1,87 @@
+"""`ditto align`: an engine file of any origin against its model. Exit code 0: right, 1: it goes wrong somewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ditto_core.errors import UsageError
+from ditto_core.system.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from ditto_core.align.aligning import Study
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="Model: Hub id, directory or GGUF file.")],
+    file: Annotated[Path, typer.Argument(help="ONNX file, or a folder with one.")],
+    map_file: Annotated[
+        Path | None, typer.Option("--map", help="Write the map of sites to values here, for review and reuse.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="INPUT=ROLE where a name does not tell; repeatable.")
+    ] = None,
+    faults: Annotated[int, typer.Option(help="Faults to look for, each after those before it are repaired.")] = 3,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Quantized file: tell what the weights cost and what the kernels do.")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the map and the faults here.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
+) -> None:
+    """Align an engine file with its model by value, and say where it goes wrong."""
+    from ditto_core.align.aligning import concluded, study
+    from ditto_core.align.alignment import summary
+    from ditto_core.align.file import OnnxFile
+    from ditto_core.align.quantized import against_own_weights
+    from ditto_core.align.verify import verified
+    from ditto_core.model.loading import load_model
+    from ditto_core.spec import ModelSource
+
+    loaded = load_model(ModelSource.of(model))
+    found = study(loaded, OnnxFile(file), roles(inputs or []))
+    judged = against_own_weights(found) if found.file.quantization else found
+    aligned = verified(concluded(judged), judged.model, found.file)
+    typer.echo(summary(aligned, loaded.label, most=10_000 if verbose else 8))
+    if verbose:
+        for place in aligned.sites.values():
+            typer.echo(f"  {place.site} = {place}: {place.error:.1e}")
+    if map_file is not None:
+        aligned.save(map_file)
+    if weights and aligned.quantization:
+        typer.echo(costs(found))
+    wrong = [] if aligned.quantization else said_faults(found, faults)
+    if json_file is not None:
+        write_atomic(json_file, json.dumps({**aligned.to_json(), "faults": wrong}, indent=1) + "\n")
+    if wrong or (aligned.off and not aligned.quantization):
+        raise typer.Exit(1)
+
+
+def said_faults(found: Study, most: int) -> list[dict[str, object]]:
+    """Print where the file goes wrong and return it as JSON."""
+    from ditto_core.align.repair import all_faults
+
+    repairs = all_faults(found, most)
+    for number, repair in enumerate(repairs, 1):
+        typer.echo(f"fault {number}: {repair}")
+    return [
+        {**repair.fault.to_json(), "repaired_with": list(repair.sites), "healed": repair.healed} for repair in repairs
+    ]
+
+
+def costs(found: Study) -> str:
+    """Return what quantization and kernels cost, as text."""
+    from ditto_core.align.quantized import measure_costs
+
+    return str(measure_costs(found))
+
+
+def roles(texts: list[str]) -> dict[str, str]:
+    """Read ``INPUT=ROLE``. Raises :class:`UsageError`."""
+    pairs = [text.partition("=") for text in texts]
+    for text, (name, equals, role) in zip(texts, pairs, strict=True):
+        if not (name and equals and role):
+            raise UsageError(f"--input got {text!r}, expected INPUT=ROLE such as tokens=input_ids")
+    return {name: role for name, _, role in pairs}

@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ditto_core.graphs.files import read_model
+
 LAYER = "/model/layers.1/"
 
 
@@ -30,7 +32,7 @@ class Fault:
 @contextmanager
 def inserted(folder: Path, fault: Fault) -> Iterator[Path]:
     """Yield a spoilt copy of the ONNX file in a folder."""
-    model = onnx.load(str(next(folder.glob("*.onnx"))))
+    model = read_model(next(folder.glob("*.onnx")))
     fault.change(model.graph)
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "model.onnx"

@@ -64,7 +64,7 @@ class FileBackend:
         return {**digest, **({"map": hash_file(Path(spec.option("map")))} if spec.option("map") else {})}
 
     def build(self, request: BuildRequest) -> BuildReport:
-        """Align the file, and write it with the taps as further outputs, its weights linked. Nothing else changes."""
+        """Align the file, and write it with the taps as further outputs, the weights beside it, and no other change."""
         spec = request.spec
         file = OnnxFile(spec.option("file"))
         found = alignment_of(spec, file)
@@ -73,7 +73,7 @@ class FileBackend:
         model = file.copy()
         ask_fused(model, places)
         show(model, dict.fromkeys((*places, *(place.value for place in found.finals.values()))))
-        file.place(model, request.directory, ENGINE_FILE)
+        file.place(model, request.directory, ENGINE_FILE, copy=True)
         found.save(request.directory / MAP_FILE)
         refused = {tap.site: reason(tap, found) for tap in request.taps if tap not in taps}
         facts = {"file": str(file.path), "sha256": found.digest[file.path.name], "notes": list(found.notes)}

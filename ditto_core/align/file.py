@@ -109,11 +109,14 @@ class OnnxFile:
         model.CopyFrom(self.model)
         return model
 
-    def place(self, model: onnx.ModelProto, directory: Path, name: str) -> Path:
-        """Write a changed graph into a folder, with links to the weights beside it. Returns the new file."""
+    def place(self, model: onnx.ModelProto, directory: Path, name: str, *, copy: bool = False) -> Path:
+        """Write a changed graph into a folder, with links to the weights beside it. Returns the new file.
+
+        ``copy`` the weights where the folder stays: onnx's loader refuses the user's file while it has other links.
+        """
         import onnx
 
-        place_weights(model, self.path.parent, directory)
+        place_weights(model, self.path.parent, directory, copy=copy)
         onnx.save(model, str(directory / name))
         return directory / name
 

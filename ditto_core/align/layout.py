@@ -114,29 +114,32 @@ def layouts(value: Dims, site: Dims, batches: Sizes) -> tuple[Layout, ...]:
     if product(value) != product(site):
         return ()
     found: dict[str, Layout] = {}
-    for atoms in axis_sets(value, site):
+    for atoms, last in axis_sets(value, site):
         for left in arrangements(atoms, value):
             for right in arrangements(atoms, site):
                 if in_order(left) or in_order(right):
                     made = named(atoms, left, right, batches)
                     found.setdefault(str(made), made)
-        if found:
+        if found and last:
             break
     made_of = tuple(sorted(found.values(), key=lambda layout: (not same_order(layout), not layout.plain)))
     return made_of + tuple(blocked(value, site))
 
 
-def axis_sets(value: Dims, site: Dims) -> Iterator[Dims]:
-    """Yield sets of axes: the value's dimensions, the site's, the value's with one split by a dimension of the site."""
+def axis_sets(value: Dims, site: Dims) -> Iterator[tuple[Dims, bool]]:
+    """Yield sets of axes: the value's dimensions, the site's, the value's with one split by a dimension of the site.
+
+    With each comes whether what it gives is enough: a dimension is split in both orders.
+    """
     narrow, wide = (tuple(d for d in dims if max(d) > 1) for dims in (value, site))
-    yield narrow
-    yield wide
+    yield narrow, True
+    yield wide, True
     for place, dim in enumerate(narrow):
         for part in dict.fromkeys(wide):
             if part != dim and all(size % by == 0 for size, by in zip(dim, part, strict=True)):
                 rest = tuple(size // by for size, by in zip(dim, part, strict=True))
                 for pair in ((part, rest), (rest, part)):
-                    yield (*narrow[:place], *pair, *narrow[place + 1 :])
+                    yield (*narrow[:place], *pair, *narrow[place + 1 :]), pair != (part, rest)
 
 
 def arrangements(atoms: Dims, target: Dims) -> Iterator[Groups]:

@@ -28,6 +28,12 @@ def test_heads_are_split_in_either_order():
     assert found == ["b t (c d) -> b c t d, c=4, d=16", "b t (d c) -> b c t d, c=4, d=16"]
 
 
+def test_heads_that_are_merged_with_the_batch_are_split_in_either_order():
+    found = texts((B, T, c(64)), ((8, 12), T, c(16)))
+    assert "b t (c d) -> (b c) t d, c=4, d=16" in found
+    assert "b t (d c) -> (b c) t d, c=4, d=16" in found
+
+
 def test_merged_rows_are_split_by_the_batch():
     (layout,) = [x for x in layouts(((22, 51), c(64)), (B, T, c(64)), BATCHES) if str(x).startswith("(b t)")]
     rows = torch.arange(5 * 7 * 64).reshape(35, 64)

@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_leaves
 from ditto_core.align.probes import Probe
 from ditto_core.align.values import Value
 from ditto_core.errors import RunError
+from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.recorder import Recorder
-from ditto_core.model.wrappers import cache_argument, cache_items, named_outputs
+from ditto_core.model.states import items
 
 SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 """Code between the model's own lines and the operators: torch's and ours."""
@@ -115,13 +116,12 @@ def record(model: LoadedModel, probe: Probe) -> Run:
 
 def forward(model: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the outputs by name: of a decoder the logits and the cache's tensors."""
-    if not model.decoder:
-        return named_outputs(model.module(**inputs))
-    from transformers.cache_utils import DynamicCache
-
-    cache = DynamicCache()
-    out = model.module(**inputs, use_cache=True, **{cache_argument(model.module): cache})
-    return {"logits": out.logits, **dict(cache_items("present", cache))}
+    step = Forward(model.module, decoder=model.decoder)
+    step.start()
+    outputs = step(inputs)
+    return (
+        {**outputs, **{f"present.{name}": tensor for name, tensor in items(step.cache)}} if model.decoder else outputs
+    )
 
 
 @contextmanager

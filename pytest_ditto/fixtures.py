@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ditto_core.errors import BackendError, UsageError
-from pytest_ditto.bench import bench_of, dump_folder, unavailable
-from pytest_ditto.marker import wanted
+from pytest_ditto.bench import DtypeMissing, bench_of, dump_folder, unavailable
+from pytest_ditto.marker import listed_combinations, wanted
 from pytest_ditto.pytest_options import OPTIONS
 
 if TYPE_CHECKING:
@@ -68,13 +68,39 @@ def ditto_reference(ditto: Pair) -> Session:
 
 
 def require(item: pytest.Item, spec: EngineSpec, options: PairOptions, *, must: bool) -> None:
-    """Skip the test when its engine's or its reference's backend cannot be used here; refuse it when it ``must``."""
-    from ditto_core.pair.reference import named_backend
+    """Skip the test when its engine's or its reference's backend cannot be used here; refuse it when it ``must``.
 
-    specs = filter(None, (spec, named_backend(spec, options.reference)))
-    reason = next(filter(None, map(unavailable, specs)), "")
+    A dtype that a backend lacks is a skip too where the marker lists combinations and another one of them can be.
+    Else it raises :class:`UsageError`: nothing that the marker asks for could ever run.
+    """
+    try:
+        reason = missing(spec, options.reference)
+    except DtypeMissing as error:
+        combinations = listed_combinations(item)
+        if not any(possible(replace(spec, backend=b, dtype=d), options.reference) for b, d in combinations):
+            raise
+        reason = str(error)
     if reason:
         refuse(item, reason, must=must)
+
+
+def missing(spec: EngineSpec, reference: Any) -> str:
+    """Return why the backend of an engine or of its reference cannot be used here, or an empty string.
+
+    Raises :class:`UsageError` as :func:`~pytest_ditto.bench.unavailable` does.
+    """
+    from ditto_core.pair.reference import named_backend
+
+    return next(filter(None, map(unavailable, filter(None, (spec, named_backend(spec, reference))))), "")
+
+
+def possible(spec: EngineSpec, reference: Any) -> bool:
+    """Tell whether engine and reference exist in the dtype, on this machine or on another."""
+    try:
+        missing(spec, reference)
+    except DtypeMissing:
+        return False
+    return True
 
 
 def refuse(item: pytest.Item, reason: str, *, must: bool) -> None:

@@ -101,6 +101,12 @@ def variants(arguments: Mapping[str, Any], only: str | None) -> list[Variant]:
     return [(backend, dtype) for backend in backends for dtype in dict.fromkeys(map(parse_dtype, dtypes))]
 
 
+def listed_combinations(item: pytest.Item) -> list[Variant]:
+    """Return all backends and dtypes that a test's markers list, whatever ``--ditto-backend`` keeps of them."""
+    arguments = merged(item)
+    return variants(arguments, None) if parametrized(arguments) else []
+
+
 def parametrized(arguments: Mapping[str, Any]) -> bool:
     """Tell whether the marker makes several tests of one."""
     return any(is_list(arguments.get(name)) for name in LISTS)

@@ -38,6 +38,7 @@ class PytestOptions:
     threads: int | None = None
     backend: str | None = None
     require_backends: bool = False
+    strict: bool = False
     observer: bool = True
     tolerance_factor: float | None = None
     reports: tuple[tuple[str, Path], ...] = ()
@@ -138,6 +139,12 @@ SETTINGS = (
         switch=True,
     ),
     Setting(
+        "strict",
+        read_switch,
+        "End the run before any test when a ditto marker is wrong, as --strict does; else it is that test's error",
+        switch=True,
+    ),
+    Setting(
         "observer",
         read_switch,
         "Do not build and run the engine without taps beside the tapped one",
@@ -218,6 +225,15 @@ def read_options(config: pytest.Config) -> PytestOptions:
     Raises :class:`pytest.UsageError`, in one line, for an invalid value.
     """
     return PytestOptions(**{s.name: read_setting(config, s) for s in SETTINGS if find(config, s) is not None})
+
+
+def is_strict(config: pytest.Config) -> bool:
+    """Tell whether a wrong marker ends the run: ``--ditto-strict``, or pytest's own ``--strict``."""
+    try:
+        of_pytest = config.getini("strict")
+    except ValueError:  # before pytest 9
+        of_pytest = config.getoption("strict", False)
+    return config.stash[OPTIONS].strict or bool(of_pytest)
 
 
 def read_setting(config: pytest.Config, setting: Setting) -> Any:

@@ -83,12 +83,11 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check the markers of the tests that are going to run, before any of them does.
 
-    What is wrong is the error of the test that has the marker; where the user is strict, it ends the run.
+    What is wrong is the error of the test that has the marker; where the user is strict, it ends the run. A worker
+    of xdist leaves it to the test: its end would look like a crash.
     """
     wrong = marker.check_items(items)
-    if (
-        wrong and pytest_options.is_strict(config) and not hasattr(config, "workerinput")
-    ):  # xdist would show a worker that ends as a crash
+    if wrong and pytest_options.is_strict(config) and not hasattr(config, "workerinput"):
         raise pytest.UsageError(*(f"{nodeid}: {error}" for nodeid, error in wrong.items()))
 
 

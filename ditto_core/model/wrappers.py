@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 from ditto_core.model import checkpoint
+from ditto_core.model.code_lines import running_line
 from ditto_core.model.recorder import Recorder
 from ditto_core.sites import Tap
 
@@ -48,7 +49,13 @@ class Wrapper(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """Run the module under a recorder; return its outputs by name, then every tensor that is none of them."""
         seen: list[tuple[str, torch.Tensor, nn.Module]] = []
-        with Recorder(self.module, lambda site, tensor, module: seen.append((site, tensor, module))).recording():
+        lines: dict[str, str] = {}
+
+        def on_tensor(site: str, tensor: torch.Tensor, module: nn.Module) -> None:
+            seen.append((site, tensor, module))
+            lines[site] = running_line(self.run_tapped.__code__)
+
+        with Recorder(self.module, on_tensor).recording():
             outputs = run()
         values = {id(tensor): name for name, tensor in outputs.items()}
         skip = {id(tensor) for tensor in inputs}
@@ -61,7 +68,9 @@ class Wrapper(nn.Module):
             if value in taps:
                 taps[value] = replace(taps[value], aliases=(*taps[value].aliases, site))
                 continue
-            taps[value] = Tap(site, value, module_class=class_name(module), dtype=str(tensor.dtype)[6:])
+            taps[value] = Tap(
+                site, value, module_class=class_name(module), dtype=str(tensor.dtype)[6:], source=lines[site]
+            )
             if value == site:
                 extra.append(tensor)
         self.traced.outputs, self.traced.taps = tuple(outputs), taps

@@ -38,7 +38,6 @@ class PytestOptions:
     threads: int | None = None
     backend: str | None = None
     require_backends: bool = False
-    strict: bool = False
     observer: bool = True
     tolerance_factor: float | None = None
     reports: tuple[tuple[str, Path], ...] = ()
@@ -47,6 +46,7 @@ class PytestOptions:
     calibrate: Path | None = None
     update_baseline: bool = False
     pin_gpus: bool = True
+    strict: bool = False
 
 
 OPTIONS = pytest.StashKey[PytestOptions]()
@@ -255,7 +255,21 @@ def find(config: pytest.Config, setting: Setting) -> tuple[str, str, Path] | Non
         return "\n".join(given) if setting.repeatable else str(given), setting.flag, here
     if os.environ.get(setting.variable):
         return os.environ[setting.variable], f"environment variable {setting.variable}", here
-    written = config.getini(setting.ini)
+    written = read_ini(config, setting.ini)
     if written not in (None, "", []):
-        return str(written), f"ini key {setting.ini}", config.inipath.parent if config.inipath else config.rootpath
+        lines = written if isinstance(written, list) else [written]
+        return (
+            "\n".join(map(str, lines)),
+            f"ini key {setting.ini}",
+            config.inipath.parent if config.inipath else config.rootpath,
+        )
     return None
+
+
+def read_ini(config: pytest.Config, key: str) -> Any:
+    """Return what an ini key is set to: text, or the number, truth value or list that TOML holds.
+
+    ``getini`` refuses what is no text in the table ``[tool.pytest]``, and can be told otherwise since pytest 9.2 only.
+    """
+    value = getattr(getattr(config, "_inicfg", {}).get(key), "value", None)
+    return value if isinstance(value, bool | int | float | list) else config.getini(key)

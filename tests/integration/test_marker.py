@@ -72,7 +72,7 @@ def test_lists_make_one_test_each_with_readable_ids(project):
     found = collected(
         project,
         """
-@pytest.mark.ditto_engine(model=tiny_llama, backend=["onnxruntime", "tensorrt"], dtype=["fp16", "float32", "float16"])
+@pytest.mark.ditto_engine(model=tiny_llama, backend=["ort", "trt", "onnxruntime"], dtype=["fp16", "float32", "half"])
 def test_x(ditto): pass
 """,
     )

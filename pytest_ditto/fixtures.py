@@ -38,7 +38,11 @@ def _ditto_engine_variant() -> None:
 
 @pytest.fixture
 def ditto(request: pytest.FixtureRequest, ditto_workspace: Workspace, _ditto_engine_variant: None) -> Pair:
-    """The :class:`~ditto_core.pair.pair.Pair` that the marker ``ditto_engine`` asks for, its engine built."""
+    """Engine beside reference: ditto.generate(prompts, max_new_tokens=10) of a decoder, ditto.run(inputs) of others.
+
+    A :class:`~ditto_core.pair.pair.Pair` as the marker ``ditto_engine`` asks for it, its engine built. Both return a
+    :class:`~ditto_core.compare.comparison.Comparison`.
+    """
     item, options = request.node, request.config.stash[OPTIONS]
     asked = wanted(item)
     require(item, asked.spec, asked.options, must=options.require_backends)
@@ -57,13 +61,13 @@ def ditto(request: pytest.FixtureRequest, ditto_workspace: Workspace, _ditto_eng
 
 @pytest.fixture
 def ditto_engine(ditto: Pair) -> Session:
-    """The engine's :class:`~ditto_core.session.Session`."""
+    """The engine alone, to be stepped by hand: start(rows), step(inputs, sink)."""
     return ditto.sessions.engine
 
 
 @pytest.fixture
 def ditto_reference(ditto: Pair) -> Session:
-    """The reference's :class:`~ditto_core.session.Session`."""
+    """The reference alone, to be stepped by hand: start(rows), step(inputs, sink)."""
     return ditto.sessions.reference
 
 

@@ -110,6 +110,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add numbers, tables and notes to a test's report."""
     reporting.add_properties(item, call)
+    reporting.explain_assert(item, call)
     report = yield
     reporting.complete(item, call, report)
     return report

@@ -107,8 +107,8 @@ def change(site: str, before: Sequence[SiteResult], now: Sequence[SiteResult]) -
     """Return how one site changed."""
     margin = largest([result.verdict.margin for result in now])
     held, holds = (all(result.ok for result in results) for results in (before, now))
-    errors = [largest([result.metrics.rel_l2 for result in results]) for results in (before, now)]
-    return Change(site, *errors, margin, held, holds)
+    then, today = (largest([result.metrics.rel_l2 for result in results]) for results in (before, now))
+    return Change(site, then, today, margin, held, holds)
 
 
 def largest(numbers: Sequence[float]) -> float:

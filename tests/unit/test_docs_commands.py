@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import typer
 
 from ditto_core.cli import application
+from ditto_core.compare.blame import Localization
+from ditto_core.model.listing import ListedSite
+from ditto_core.report.against import changes
 from pytest_ditto.pytest_options import SETTINGS
+from tests.comparisons import faulty, passing
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,3 +59,19 @@ def test_commands_and_options_exist(page):
 def test_the_pages_about_next_steps_name_commands():
     for name in ("agents.md", "engine-differs.md"):
         assert len([*commands((ROOT / "docs" / name).read_text())]) >= 5
+
+
+def columns_of_agents(command):
+    """Return the keys that docs/agents.md names for the JSON of a command, in its last cell."""
+    page = (ROOT / "docs/agents.md").read_text().splitlines()
+    row = next(line for line in page if line.startswith("|") and f"| `{command}" in line)
+    return set(re.findall(r"`(\w+)`", row.rsplit("|", 2)[1]))
+
+
+def test_keys_that_agents_are_told_are_in_the_json():
+    found = changes(passing(), faulty()).to_json()
+    assert columns_of_agents("ditto report") <= {*found, *found["sites"][0]}
+    assert columns_of_agents("ditto sites") == {field.name for field in fields(ListedSite)}
+    assert columns_of_agents("ditto compare") <= {*passing().to_json()}
+    assert columns_of_agents("pytest") <= {*passing().to_json()}
+    assert columns_of_agents("ditto localize") <= {*Localization("float32", 4.0, ()).to_json()}

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from ditto_core.cache import Cache
 from ditto_core.cli.localize import command as localize
+from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError
 from ditto_core.model.checkpoint import near_path
+from ditto_core.model.loading import tiny_decoder
+from ditto_core.pair.pair import Pair
+from ditto_core.spec import EngineSpec
 from pytest_ditto.reporting import ATTRIBUTE, Tally
 
 RUN = {
@@ -55,3 +60,10 @@ def test_localize_takes_the_options_of_build():
         localize("nowhere", option=["level"])
     with pytest.raises(UsageError, match="unknown attention 'flash'"):
         localize("nowhere", attention="flash")
+
+
+def test_text_without_a_tokenizer_is_refused_before_anything_is_built(tmp_path):
+    pair = Pair(Workspace(Cache(tmp_path)), EngineSpec.of(lambda: tiny_decoder("llama")))
+    with pytest.raises(UsageError, match="the prompt is text but the model has no tokenizer: give token ids"):
+        pair.generate("Hey")
+    assert not [*tmp_path.rglob("*.onnx")]

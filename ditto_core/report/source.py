@@ -73,6 +73,8 @@ def read(path: Path) -> Comparison:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise TraceError(f"{path} is not JSON: {error}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is not a comparison ({error}), expected what ditto compare --json writes") from error
     return parse(path, data)
 
 

@@ -22,6 +22,8 @@ RUN = {
     "sites": 3,
     "engine": "e",
     "first_bad": "a",
+    "unjudged_sites": 0,
+    "unjudged_output": "",
 }
 
 

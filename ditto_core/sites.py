@@ -81,7 +81,7 @@ class Provenance:
         for selector in selectors:
             hits = [site for site in self.sites if matches(selector, site)]
             if not hits:
-                raise SelectorError(no_match(selector, self.sites))
+                raise SelectorError(f"{no_match(selector, self.sites)}; `ditto sites MODEL` lists them")
             for site in hits:
                 index = self.order(site)
                 current = chosen.get(index)

@@ -11,6 +11,7 @@ from ditto_core.errors import UsageError, nearest
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
+BACKEND_ALIASES = {"ort": "onnxruntime", "trt": "tensorrt"}
 ATTENTION = ("eager", "sdpa")
 ALL_SITES = ("**",)
 ENGINE_FILE_BACKEND = "onnx-file"
@@ -166,6 +167,7 @@ class EngineSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
+        object.__setattr__(self, "backend", parse_backend(self.backend))
         if not isinstance(self.opset, int):
             raise UsageError(f"opset is {self.opset!r}, expected a number such as 20")
         if self.attention not in ATTENTION:
@@ -271,6 +273,11 @@ def parse_dynamic(dynamic: Any) -> tuple[tuple[str, int, str], ...]:
         if not isinstance(index, int) or index < 0 or not isinstance(name, str) or not name.isidentifier():
             raise UsageError(f"dynamic has {index!r}: {name!r}, {expected}")
     return tuple(sorted(found))
+
+
+def parse_backend(name: str) -> str:
+    """Return a backend's registered name (``ort`` -> ``onnxruntime``); any other name as it is."""
+    return BACKEND_ALIASES.get(name, name) if isinstance(name, str) else name
 
 
 def parse_outputs(outputs: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 NAME_LENGTH = 100
 
 
+class DtypeMissing(UsageError):
+    """A backend has no kernels of the dtype, on any machine."""
+
+
 class Bench:
     """Makes pairs for tests. Tests of one spec in a row share its sessions; another spec closes them first."""
 
@@ -76,7 +80,7 @@ def bench_of(config: pytest.Config) -> Bench:
 def unavailable(spec: EngineSpec) -> str:
     """Return why a spec's backend cannot be used here, or an empty string.
 
-    Raises :class:`UsageError` for what no machine could build: a dtype that the backend lacks, an unknown option.
+    Raises :class:`DtypeMissing` for a dtype that the backend lacks, and :class:`UsageError` for an unknown option.
     """
     from ditto_core.backends.base import get_backend
 
@@ -85,7 +89,7 @@ def unavailable(spec: EngineSpec) -> str:
     except ImportError as error:
         return f"backend {spec.backend} cannot be loaded: {error}"
     if spec.dtype not in backend.dtypes:
-        raise UsageError(f"backend {spec.backend} has no {spec.dtype}, expected {', '.join(backend.dtypes)}")
+        raise DtypeMissing(f"backend {spec.backend} has no {spec.dtype}, expected {', '.join(backend.dtypes)}")
     try:
         backend.check(spec)
     except BackendError as error:

@@ -93,12 +93,19 @@ def variants(arguments: Mapping[str, Any], only: str | None) -> list[Variant]:
     ``only`` names the one backend to keep, or, where the marker names a single one, to use in its place. The result
     can be empty then for a list that does not have it.
     """
-    from ditto_core.spec import parse_dtype
+    from ditto_core.spec import parse_backend, parse_dtype
 
-    backends, dtypes = (listed(name, arguments) for name in LISTS)
+    backends = [*dict.fromkeys(map(parse_backend, listed("backend", arguments)))]
     if only is not None:
         backends = [only] if not is_list(arguments.get("backend")) or only in backends else []
-    return [(backend, dtype) for backend in backends for dtype in dict.fromkeys(map(parse_dtype, dtypes))]
+    dtypes = dict.fromkeys(map(parse_dtype, listed("dtype", arguments)))
+    return [(backend, dtype) for backend in backends for dtype in dtypes]
+
+
+def listed_combinations(item: pytest.Item) -> list[Variant]:
+    """Return all backends and dtypes that a test's markers list, whatever ``--ditto-backend`` keeps of them."""
+    arguments = merged(item)
+    return variants(arguments, None) if parametrized(arguments) else []
 
 
 def parametrized(arguments: Mapping[str, Any]) -> bool:

@@ -81,9 +81,13 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Check the markers of the tests that are going to run, before any of them does."""
+    """Check the markers of the tests that are going to run, before any of them does.
+
+    What is wrong is the error of the test that has the marker; where the user is strict, it ends the run. A worker
+    of xdist leaves it to the test: its end would look like a crash.
+    """
     wrong = marker.check_items(items)
-    if wrong and not hasattr(config, "workerinput"):  # a worker says it where the test runs: xdist would show a crash
+    if wrong and pytest_options.is_strict(config) and not hasattr(config, "workerinput"):
         raise pytest.UsageError(*(f"{nodeid}: {error}" for nodeid, error in wrong.items()))
 
 
@@ -106,6 +110,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add numbers, tables and notes to a test's report."""
     reporting.add_properties(item, call)
+    reporting.explain_assert(item, call)
     report = yield
     reporting.complete(item, call, report)
     return report

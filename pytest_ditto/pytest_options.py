@@ -46,6 +46,7 @@ class PytestOptions:
     calibrate: Path | None = None
     update_baseline: bool = False
     pin_gpus: bool = True
+    strict: bool = False
 
 
 OPTIONS = pytest.StashKey[PytestOptions]()
@@ -138,6 +139,12 @@ SETTINGS = (
         switch=True,
     ),
     Setting(
+        "strict",
+        read_switch,
+        "End the run before any test when a ditto marker is wrong, as --strict does; else it is that test's error",
+        switch=True,
+    ),
+    Setting(
         "observer",
         read_switch,
         "Do not build and run the engine without taps beside the tapped one",
@@ -220,6 +227,15 @@ def read_options(config: pytest.Config) -> PytestOptions:
     return PytestOptions(**{s.name: read_setting(config, s) for s in SETTINGS if find(config, s) is not None})
 
 
+def is_strict(config: pytest.Config) -> bool:
+    """Tell whether a wrong marker ends the run: ``--ditto-strict``, or pytest's own ``--strict``."""
+    try:
+        of_pytest = config.getini("strict")
+    except ValueError:  # before pytest 9
+        of_pytest = config.getoption("strict", False)
+    return config.stash[OPTIONS].strict or bool(of_pytest)
+
+
 def read_setting(config: pytest.Config, setting: Setting) -> Any:
     """Read one setting that was given somewhere."""
     found = find(config, setting)
@@ -239,7 +255,21 @@ def find(config: pytest.Config, setting: Setting) -> tuple[str, str, Path] | Non
         return "\n".join(given) if setting.repeatable else str(given), setting.flag, here
     if os.environ.get(setting.variable):
         return os.environ[setting.variable], f"environment variable {setting.variable}", here
-    written = config.getini(setting.ini)
+    written = read_ini(config, setting.ini)
     if written not in (None, "", []):
-        return str(written), f"ini key {setting.ini}", config.inipath.parent if config.inipath else config.rootpath
+        lines = written if isinstance(written, list) else [written]
+        return (
+            "\n".join(map(str, lines)),
+            f"ini key {setting.ini}",
+            config.inipath.parent if config.inipath else config.rootpath,
+        )
     return None
+
+
+def read_ini(config: pytest.Config, key: str) -> Any:
+    """Return what an ini key is set to: text, or the number, truth value or list that TOML holds.
+
+    ``getini`` refuses what is no text in the table ``[tool.pytest]``, and can be told otherwise since pytest 9.2 only.
+    """
+    value = getattr(getattr(config, "_inicfg", {}).get(key), "value", None)
+    return value if isinstance(value, bool | int | float | list) else config.getini(key)

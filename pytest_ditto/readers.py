@@ -91,11 +91,12 @@ def read_seconds(text: str, _: Path) -> float:
 def read_backend(text: str, _: Path) -> str:
     """Return the name of a registered backend."""
     from ditto_core.backends.base import backend_names
+    from ditto_core.spec import parse_backend
 
     names = backend_names()
-    if text not in names:
+    if parse_backend(text) not in names:
         raise ValueError(f"one of {', '.join(names)}{nearest(text, names)}")
-    return text
+    return parse_backend(text)
 
 
 def read_reports(text: str, base: Path) -> tuple[tuple[str, Path], ...]:

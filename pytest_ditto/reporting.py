@@ -31,6 +31,8 @@ BAD_INPUT = (UsageError, CacheError, TraceError)
 
 ATTRIBUTE = "ditto_engine"
 SHOWN = 10
+BARE, SAME = "assert <Comparison: ", 80
+"""How pytest's message of ``assert run`` begins, and how much of it is the run's repr, before pytest shortens it."""
 
 
 def header(config: pytest.Config) -> str:
@@ -63,7 +65,21 @@ def add_properties(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     worst = max(runs, key=lambda run: (not run, run.worst.verdict.margin if run.worst else 0.0))
     numbers = numbers_of(worst)
     properties = {k: v for k, v in numbers.items() if k not in ("ok", "dump")} | {"comparisons": len(runs)}
-    item.user_properties += [(f"ditto_{name}", value) for name, value in properties.items()]
+    added = {f"ditto_{name}": value for name, value in properties.items()}
+    others = [(name, value) for name, value in item.user_properties if name not in added]  # a rerun's stand there
+    item.user_properties[:] = [*others, *added.items()]
+
+
+def explain_assert(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Give a plain ``assert run`` the message of ``run.assert_close()``: pytest shows the first line of its repr."""
+    error = call.excinfo.value if call.excinfo else None
+    if type(error) is not AssertionError or not str(error).startswith(BARE):
+        return
+    from ditto_core.compare.text import failure_message
+
+    failed = [run for run in comparisons(item, call) if not run and str(error).startswith(f"assert {run!r}"[:SAME])]
+    if failed:
+        error.args = (failure_message(failed[-1]),)
 
 
 def comparisons(item: pytest.Item, call: pytest.CallInfo[None]) -> list[Comparison]:
@@ -169,7 +185,9 @@ class Tally:
         self.failed: list[pytest.TestReport] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take one report in."""
+        """Take one report in; one that is run again counts when it is through."""
+        if str(report.outcome) == "rerun":  # pytest-rerunfailures' own outcome
+            return
         facts: dict[str, Any] = getattr(report, ATTRIBUTE, {})
         self.runs += [(run, report.nodeid, report.outcome) for run in facts.get("runs", ())]
         self.notes += facts.get("notes", ())

@@ -13,7 +13,10 @@ import typer
 from ditto_core.errors import DittoError
 from ditto_core.visible import visible
 
-COMMANDS = ("build", "align", "run", "compare", "localize", "report", "inspect", "fuzz", "calibrate", "doctor")
+COMMANDS = (
+    *("init", "sites", "build", "align", "run", "compare", "localize", "report", "inspect", "fuzz"),
+    *("calibrate", "doctor"),
+)
 INTERRUPTED = 130
 GROUPS = ("debug", "gate", "cache")
 HELP = "Does an inference engine still compute what the model computes? Build it with extra outputs, step it, compare."

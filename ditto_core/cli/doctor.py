@@ -18,8 +18,10 @@ def command() -> None:
     from ditto_core.backends.base import Diagnosed, backend_names, iter_backends, libraries
     from ditto_core.cache import default_root
 
-    for name in dict.fromkeys((*PACKAGES, *(each for backend in backend_names() for each in libraries(backend)))):
-        typer.echo(f"{name:14} {installed(name)}")
+    names = dict.fromkeys((*PACKAGES, *(each for backend in backend_names() for each in libraries(backend))))
+    found = {name: installed(name) for name in names}
+    typer.echo(f"installed: {', '.join(f'{name} {number}' for name, number in found.items() if number)}")
+    typer.echo(f"not installed: {', '.join(name for name, number in found.items() if not number) or 'nothing'}")
     for name, state in backend_states():
         typer.echo(f"backend {name:14} {state}")
     for line in (line for backend in iter_backends() if isinstance(backend, Diagnosed) for line in backend.diagnose()):
@@ -30,11 +32,11 @@ def command() -> None:
 
 
 def installed(name: str) -> str:
-    """Return a distribution's version, without importing it."""
+    """Return a distribution's version, without importing it; an empty string when it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
-        return "not installed"
+        return ""
 
 
 def backend_states() -> list[tuple[str, str]]:

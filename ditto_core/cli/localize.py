@@ -14,6 +14,7 @@ from ditto_core.system.atomic import write_atomic
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
     from ditto_core.engines.workspace import Workspace
+    from ditto_core.spec import EngineSpec
 
 
 def command(
@@ -23,6 +24,11 @@ def command(
     max_output_len: Annotated[int, typer.Option(help="Steps: a prefill, then decoding.")] = 4,
     backend: Annotated[str, typer.Option(help="Engine to build for, when a model is given.")] = "onnxruntime",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, when a model is given.")] = "float32",
+    profile: Annotated[
+        list[str] | None, typer.Option(help="DIM=MIN,OPT,MAX for batch, length or past; repeatable.")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the backend; repeatable.")] = None,
+    attention: Annotated[str, typer.Option(help="eager or sdpa.")] = "eager",
     fp32: Annotated[bool, typer.Option("--fp32", help="Build in float32: shows what hides below rounding.")] = False,
     operators: Annotated[
         bool, typer.Option("--operators", help="Build once more and name the operator inside the first blamed site.")
@@ -33,18 +39,33 @@ def command(
 ) -> None:
     """Name the site that adds the error, and why. One build and one run."""
     from ditto_core.cli import screen
+    from ditto_core.cli.build import pair, sizes
+    from ditto_core.cli.model_argument import read_model
     from ditto_core.cli.run import parse_ids
     from ditto_core.engines.engine import MANIFEST_FILE
+    from ditto_core.localize import EVERYTHING
     from ditto_core.report.localization import localization_text
+    from ditto_core.spec import EngineSpec
 
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
     workspace = screen.workspace(cache_dir)
     if (Path(source) / MANIFEST_FILE).is_file():
-        if fp32 or operators:
-            raise UsageError("--fp32 and --operators build an engine: give the model instead of an engine directory")
+        if fp32 or operators or profile or option:
+            raise UsageError(
+                "--fp32, --operators, --profile and --option build an engine: give the model in place of the directory"
+            )
         comparison = localize_engine(workspace, Path(source), prompts, max_output_len)
     else:
-        comparison = localize_model(workspace, source, backend, dtype, prompts, max_output_len, fp32, operators)
+        spec = EngineSpec.of(
+            read_model(source),
+            backend=backend,
+            dtype=dtype,
+            outputs=EVERYTHING,
+            profile=dict(sizes(text) for text in profile or []),
+            options=dict(pair(text, "--option") for text in option or []),
+            attention=attention,
+        )
+        comparison = localize_model(workspace, spec, prompts, max_output_len, fp32, operators)
     found = comparison.localization
     assert found is not None
     if json_file is not None:
@@ -69,18 +90,13 @@ def localize_engine(workspace: Workspace, directory: Path, prompts: list[str | l
 
 def localize_model(
     workspace: Workspace,
-    model: str,
-    backend: str,
-    dtype: str,
+    spec: EngineSpec,
     prompts: list[str | list[int]],
     steps: int,
     fp32: bool,
     operators: bool,
 ) -> Comparison:
     """Build a model with every site tapped and localize."""
-    from ditto_core.localize import EVERYTHING
     from ditto_core.pair.pair import Pair
-    from ditto_core.spec import EngineSpec
 
-    pair = Pair(workspace, EngineSpec.of(model, backend=backend, dtype=dtype, outputs=EVERYTHING))
-    return pair.localize(prompts or None, max_new_tokens=steps, fp32=fp32, operators=operators)
+    return Pair(workspace, spec).localize(prompts or None, max_new_tokens=steps, fp32=fp32, operators=operators)

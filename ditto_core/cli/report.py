@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,12 +28,23 @@ def command(
     model: Annotated[
         Path | None, typer.Option(help="The ONNX file that the engine was built from; --onnx and --overlay need it.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="An earlier run's: show in Markdown which sites got worse since; --markdown, --json: to files."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="All sites in the table, not the worst.")] = False,
 ) -> None:
     """Show a comparison that was made before. Without an option, as a table."""
     from ditto_core.compare.text import ROWS, table
     from ditto_core.report.source import open_comparison
 
+    if against is not None:
+        if html or junit or figure or overlay or onnx:
+            raise UsageError("--against goes with --markdown and --json alone")
+        show_changes(source, against, markdown, json)
+        return
     found = open_comparison(source)
     wanted = {"html": html, "markdown": markdown, "junit": junit, "figure": figure, "json": json}
     for kind, path in wanted.items():
@@ -42,6 +54,31 @@ def command(
         write_graphs(found, overlay, onnx, model)
     if not any((*wanted.values(), overlay, onnx)):
         typer.echo(table(found, len(found.sites) if verbose else ROWS))
+
+
+def show_changes(source: Path, against: Path, markdown: Path | None, json_file: Path | None) -> None:
+    """Write what changed between two runs; Markdown on the screen when no file is named.
+
+    Raises :class:`UsageError` when the runs have no test in common.
+    """
+    from ditto_core.report import against as changed
+    from ditto_core.report.source import open_comparisons
+    from ditto_core.system.atomic import write_atomic
+
+    now, before = open_comparisons(source), open_comparisons(against)
+    runs = {name: changed.changes(before[name], found) for name, found in now.items() if name in before}
+    if not runs:
+        names = f"{', '.join(before) or 'one without a name'} against {', '.join(now) or 'one without a name'}"
+        raise UsageError(f"{source} and {against} have no test in common: {names}")
+    for name in sorted({*now} ^ {*before}):
+        typer.echo(f"ditto: only {source if name in now else against} has {name}", err=True)
+    text = changed.markdown(runs)
+    if markdown is not None:
+        write_atomic(markdown, text)
+    if json_file is not None:
+        write_atomic(json_file, json.dumps({name: found.to_json() for name, found in runs.items()}, indent=1) + "\n")
+    if markdown is None and json_file is None:
+        typer.echo(text)
 
 
 def write(found: Comparison, kind: str, path: Path) -> None:

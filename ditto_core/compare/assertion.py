@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-import torch.utils.dlpack
 
 from ditto_core.compare.findings import find
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
-from ditto_core.errors import UsageError, nearest
+from ditto_core.compare.structure import Leaf, walk
+from ditto_core.errors import UsageError
 
-NARROW = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-
-HINTS = 2
-"""Findings that are shown; a message has at most ten lines."""
+LINES, HINTS, OTHERS, PATHS = 10, 2, 3, 5
+"""At most: lines of a message, findings, other tensors with their verdict, and further ones by path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +30,8 @@ class Bounds:
     rel_l2: float | None
     max_mismatch_ratio: float
     equal_nan: bool
+    check_dtype: bool = False
+    check_stride: bool = False
 
     def __post_init__(self) -> None:
         for name, most in (("rtol", math.inf), ("atol", math.inf), ("rel_l2", math.inf), ("max_mismatch_ratio", 1.0)):
@@ -46,6 +44,11 @@ class Bounds:
     def elementwise(self) -> bool:
         """Tell whether single elements are judged."""
         return self.rel_l2 is None or self.rtol is not None or self.atol is not None
+
+    def unlike(self, leaf: Leaf) -> list[str]:
+        """Return one clause for a dtype, and for strides, that the two sides have to share and do not."""
+        facts = [("dtype", self.check_dtype, leaf.dtypes), ("stride", self.check_stride, leaf.strides)]
+        return [f"{name} {found}, expected {due}" for name, wanted, (found, due) in facts if wanted and found != due]
 
     def broken(self, found: Metrics) -> list[str]:
         """Return one clause for each bound that does not hold, with the number and the bound."""
@@ -69,125 +72,52 @@ def assert_close(
     rel_l2: float | None = None,
     max_mismatch_ratio: float = 0.0,
     equal_nan: bool = False,
+    check_dtype: bool = False,
+    check_stride: bool = False,
     name: str = "",
 ) -> None:
     """Assert that the engine's ``actual`` is close to the reference's ``expected``.
 
-    Both may be torch tensors, numpy arrays, anything with DLPack, numbers, or dicts, lists and tuples of those; None on
-    both sides is passed over. An element is close when |a - b| <= atol + rtol |b|; the defaults depend on the coarser
-    dtype (:func:`~ditto_core.compare.ulp.tolerance`), and up to ``max_mismatch_ratio`` of the elements may be outside.
-    With ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
-    fails. Dtypes may differ, shapes may not. Raises AssertionError, of at most ten lines, for different values, shapes,
-    keys or lengths and when there is nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects and
-    for a bound that is negative or NaN.
+    Both may be torch tensors, numpy arrays, anything with DLPack, numbers, or dicts, lists, tuples and dataclasses of
+    those, transformers' outputs and caches among them; None on both sides is passed over. Of masked arrays the elements
+    that are not masked are compared, and the masks have to be the same. An element is close when
+    |a - b| <= atol + rtol |b|; the defaults depend on the coarser dtype (:func:`~ditto_core.compare.ulp.tolerance`);
+    up to ``max_mismatch_ratio`` of the elements may be outside. With ``rel_l2`` alone only ||a - b|| / ||b|| is judged;
+    with both, both. A NaN or Inf against a finite number always fails. Dtypes and strides may differ unless
+    ``check_dtype``, ``check_stride``; shapes may not.
+
+    Raises AssertionError, of at most ten lines, for different values, shapes, masks, keys or lengths and when there is
+    nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects, and a bound that is negative or NaN.
     """
     __tracebackhide__ = True
-    bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan)
-    pairs = list(walk(name, actual, expected))
-    if not pairs:
+    bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan, check_dtype, check_stride)
+    leaves = list(walk(name, actual, expected))
+    if not leaves:
         raise AssertionError(f"{name or 'comparison'}: nothing to compare, both sides hold no tensor")
-    failures = [(path, message) for path, a, b in pairs if (message := judge(path, a, b, bounds))]
+    failures = [(leaf.path, lines) for leaf in leaves if (lines := judge(leaf, bounds))]
     if failures:
-        lines = failures[0][1]
-        if len(pairs) > 1:
-            others = ", ".join(path for path, _ in failures[1:6]) + (" …" if len(failures) > 6 else "")
-            lines = [
-                *lines[:9],
-                f"{len(failures)} of {len(pairs)} tensors differ" + (f"; also {others}" if others else ""),
-            ]
-        raise AssertionError("\n".join(lines))
+        raise AssertionError("\n".join(message(failures, len(leaves))))
 
 
-def walk(path: str, actual: Any, expected: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield ``(path, actual, expected)`` for each leaf. Raises AssertionError where the structures differ."""
-    __tracebackhide__ = True
-    if isinstance(actual, Mapping) and isinstance(expected, Mapping):
-        same_keys(path, actual, expected)
-        for key in expected:
-            yield from walk(f"{path}[{key!r}]", actual[key], expected[key])
-    elif is_list(actual) and is_list(expected):
-        if len(actual) != len(expected):
-            raise AssertionError(f"{path or 'comparison'}: {len(actual)} items, expected {len(expected)}")
-        for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
-            yield from walk(f"{path}[{i}]", a, b)
-    elif any(isinstance(side, Mapping) or is_list(side) for side in (actual, expected)):
-        kinds = type(actual).__name__, type(expected).__name__
-        raise AssertionError(f"{path or 'comparison'}: {kinds[0]} against {kinds[1]}, expected the same structure")
-    elif actual is None or expected is None:
-        if actual is not expected:
-            kinds = type(actual).__name__, type(expected).__name__
-            raise AssertionError(f"{path or 'comparison'}: {kinds[0]} against {kinds[1]}")
-    else:
-        yield path, as_tensor(actual), as_tensor(expected)
+def message(failures: Sequence[tuple[str, list[str]]], count: int) -> list[str]:
+    """Return the lines about the first of ``count`` tensors that fails, and the first line about others."""
+    (_, lines), *others = failures
+    if count == 1:
+        return lines
+    shown = [f"also {of[0]}" for _, of in others[:OTHERS]]
+    rest = ", ".join(path for path, _ in others[OTHERS : OTHERS + PATHS])
+    rest = f"; also {rest}{' …' if len(others) > OTHERS + PATHS else ''}" if rest else ""
+    return [*lines[: LINES - 1 - len(shown)], *shown, f"{len(failures)} of {count} tensors differ{rest}"]
 
 
-def is_list(value: Any) -> bool:
-    """Tell whether a value is a list or tuple of further values."""
-    return isinstance(value, list | tuple)
-
-
-def same_keys(path: str, actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
-    """Raise AssertionError that names the keys which only one side has."""
-    __tracebackhide__ = True
-    missing = [key for key in expected if key not in actual]
-    extra = [key for key in actual if key not in expected]
-    if not missing and not extra:
-        return
-    said = [
-        f"{word} {', '.join(map(repr, keys))}" for word, keys in (("missing", missing), ("unexpected", extra)) if keys
-    ]
-    hint = nearest(str(missing[0]), map(str, extra)) if missing and extra else ""
-    raise AssertionError(f"{path or 'comparison'}: keys differ: {'; '.join(said)}{hint}")
-
-
-def as_tensor(value: Any) -> torch.Tensor:
-    """View a tensor, an array, an object with DLPack or a number as a tensor. Raises :class:`UsageError` for others."""
-    if isinstance(value, torch.Tensor):
-        found = value.detach()
-    elif isinstance(value, np.ndarray):
-        found = from_array(value)
-    elif isinstance(value, bool | int | float | complex | np.generic):
-        found = from_array(np.asarray(value))
-    elif hasattr(value, "__dlpack__"):
-        found = torch.utils.dlpack.from_dlpack(value)
-    else:
-        raise UsageError(
-            f"cannot compare {type(value).__name__}: expected tensors, arrays, numbers, dicts or lists of them"
-        )
-    if found.is_meta or found.is_nested:
-        raise UsageError(
-            f"cannot compare a {'meta' if found.is_meta else 'nested'} tensor: expected one with its numbers"
-        )
-    found = found.dequantize() if found.is_quantized else found
-    found = found.to_dense() if found.layout != torch.strided else found
-    return torch.view_as_real(found.resolve_conj()) if found.is_complex() else found
-
-
-def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """View a numpy array, memory-mapped ones too, as a tensor; reversed and foreign-endian arrays are copied.
-
-    The bfloat16 and 8-bit floats that ml_dtypes adds to numpy are viewed as torch's of the same name.
-    """
-    if array.dtype.name in NARROW:
-        bits = np.uint8 if array.itemsize == 1 else np.int16
-        return from_array(array.view(bits)).view(getattr(torch, array.dtype.name))
-    if array.dtype.kind not in "biufc" or array.dtype in (np.longdouble, np.clongdouble):
-        raise UsageError(f"cannot compare an array of {array.dtype}: expected numbers")
-    if not array.dtype.isnative or min(array.strides, default=0) < 0:
-        array = array.astype(array.dtype.newbyteorder("="), copy=True)
-    with warnings.catch_warnings():
-        # Nothing here writes, so a read-only array is safe to view.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
-
-
-def judge(path: str, actual: torch.Tensor, expected: torch.Tensor, bounds: Bounds) -> list[str]:
+def judge(leaf: Leaf, bounds: Bounds) -> list[str]:
     """Return the lines that say why a pair fails; none when it passes."""
+    path, actual, expected = leaf.path, leaf.actual, leaf.expected
     try:
         found = measure(actual, expected, rtol=bounds.rtol, atol=bounds.atol, equal_nan=bounds.equal_nan)
     except ShapeMismatch as error:
         return [f"{path}: {error}" if path else str(error)]
-    broken = bounds.broken(found)
+    broken = [*bounds.unlike(leaf), *bounds.broken(found)]
     return explain(path, actual, expected, found, broken) if broken else []
 
 

@@ -47,14 +47,15 @@ def download(source: ModelSource) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"model {source.location!r} is neither a local directory nor a Hub id that can be reached "
-            f"({type(error).__name__})"
+            f"({type(error).__name__}){near_path(Path(source.location))}"
         ) from error
 
 
 def near_path(path: Path) -> str:
-    """Suggest a sibling of a path that does not exist."""
-    parent = path.parent
-    return nearest(path.name, [p.name for p in parent.iterdir()]) if parent.is_dir() else ""
+    """Suggest a sibling for the first part of a path that does not exist."""
+    missing = next((p for p in (*reversed(path.parents), path) if not p.exists()), path)
+    names = [sibling.name for sibling in missing.parent.iterdir()] if missing.parent.is_dir() else []
+    return nearest(missing.name, names)
 
 
 def refuse_missing(location: str, missing: Collection[str]) -> None:

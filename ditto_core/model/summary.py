@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,16 +13,36 @@ from ditto_core.model.export import PROVENANCE_FILE, Export, head_axis, unmapped
 from ditto_core.model.export_failure import innermost
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, vocab_size
-from ditto_core.sites import Provenance
+from ditto_core.sites import Provenance, Tap
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one forward pass shows: taps with axes, the shape of each by the tap's value, and the model's borders."""
+
+    taps: tuple[Tap, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 def outline(model: LoadedModel, directory: Path, *, dtype: str) -> Export:
     """Write the description and the provenance of a loaded model into ``directory``, from one small forward pass.
 
-    The sites are those of :func:`ditto_core.model.export.export`; their values are the sites themselves, and source
-    lines are missing. ``dtype`` is what the engine will compute in. Raises :class:`BuildError` when the model cannot
-    run.
+    The sites are those of :func:`ditto_core.model.export.export`; their values are the sites themselves, and their
+    source lines those where the module is called. ``dtype`` is what the engine will compute in. Raises
+    :class:`BuildError` when the model cannot run.
     """
+    seen = observe(model)
+    taps = tuple(replace(tap, fx_node=tap.site, dtype=dtype) for tap in seen.taps)
+    Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
+    done = Export(directory, model.decoder, seen.inputs, seen.outputs, vocab_size(model.module))
+    done.save()
+    return done
+
+
+def observe(model: LoadedModel) -> Observed:
+    """Run a loaded model once, on small inputs. Raises :class:`BuildError` when it cannot run."""
     wrapper = wrap(model)
     arguments, _, input_names = wrapper.signature()
     try:
@@ -34,13 +54,10 @@ def outline(model: LoadedModel, directory: Path, *, dtype: str) -> Export:
     token = arguments[0] if model.decoder else arguments[0][0]
     total = arguments[1].shape[1] if model.decoder else 0
     taps = tuple(
-        replace(tap, fx_node=tap.site, dtype=dtype, axes=axes_of(shapes[value], tuple(token.shape), total))
+        replace(tap, axes=axes_of(shapes[value], tuple(token.shape), total))
         for value, tap in wrapper.traced.taps.items()
     )
-    Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
-    done = Export(directory, model.decoder, tuple(input_names), wrapper.traced.outputs, vocab_size(model.module))
-    done.save()
-    return done
+    return Observed(taps, shapes, tuple(input_names), wrapper.traced.outputs)
 
 
 def axes_of(shape: Sequence[int], token: Sequence[int], total: int) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from torch.export import Dim
 from torch.overrides import TorchFunctionMode
 
 from ditto_core.model import checkpoint, states
+from ditto_core.model.code_lines import running_line
 from ditto_core.model.forward import Forward, named_outputs
 from ditto_core.model.recorder import Recorder
 from ditto_core.sites import Tap
@@ -41,13 +42,15 @@ class Traced:
 
 @dataclass(frozen=True)
 class Seen:
-    """A tensor at a site. ``version`` counts the writes into it up to then, ``value`` is what it held then."""
+    """A tensor at a site. ``version`` counts the writes into it up to then, ``value`` is what it held then, ``line`` is
+    the model's own that was running."""
 
     site: str
     tensor: torch.Tensor
     version: int
     value: torch.Tensor
     module: nn.Module
+    line: str
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -86,7 +89,8 @@ class Wrapper(nn.Module):
 
         def see(site: str, tensor: torch.Tensor, module: nn.Module) -> None:
             value = tensor.clone() if site in self.traced.rewritten else tensor
-            seen.append(Seen(site, tensor, version(tensor), value, module))
+            line = running_line(self.run_tapped.__code__)
+            seen.append(Seen(site, tensor, version(tensor), value, module, line))
 
         with Recorder(self.module, see).recording(), RealViews():
             outputs = run(given)
@@ -147,7 +151,7 @@ def name_taps(
             taps[value] = replace(taps[value], aliases=(*taps[value].aliases, found.site))
         else:
             dtype = str(found.tensor.dtype).removeprefix("torch.")
-            taps[value] = Tap(found.site, value, module_class=class_name(found.module), dtype=dtype)
+            taps[value] = Tap(found.site, value, module_class=class_name(found.module), dtype=dtype, source=found.line)
     return taps, extra
 
 

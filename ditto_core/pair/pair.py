@@ -103,9 +103,9 @@ class Pair:
         """
         if max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
-        if not self.engine.decoder:
+        if not self.sessions.model.decoder:
             raise UsageError(f"{self.spec.model.label} is not a decoder: call run(inputs) instead of generate(prompts)")
-        batch = self.encode(prompts)
+        batch = self.encode(prompts)  # before the engine is built: a text may have no tokenizer
         self._check_profile(batch, max_new_tokens)
         check_padding(self.sessions.export, batch)
         self._fed = batch

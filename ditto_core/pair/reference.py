@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.backends.base import backend_names
 from ditto_core.errors import UsageError, nearest
 from ditto_core.session import Session
-from ditto_core.spec import DTYPE_ALIASES, DTYPES, EngineSpec, parse_dtype
+from ditto_core.spec import DTYPE_ALIASES, DTYPES, EngineSpec, parse_backend, parse_dtype
 
 if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
@@ -47,6 +47,7 @@ def named_backend(spec: EngineSpec, wanted: Any) -> EngineSpec | None:
     if isinstance(wanted, EngineSpec):
         return wanted
     name, _, dtype = str(wanted).partition(":")
+    name = parse_backend(name)
     if name not in backend_names() or Path(str(wanted)).exists():
         return None
     return replace(spec, backend=name, dtype=parse_dtype(dtype) if dtype else spec.dtype)
@@ -60,6 +61,7 @@ def check_reference(wanted: Any, name_map: Any = None) -> None:
     if recorded or isinstance(wanted, EngineSpec):
         return
     name, _, dtype = str(wanted).partition(":")
+    name = parse_backend(name)
     known = ["eager", *backend_names()]
     if name not in known:
         raise UsageError(

@@ -26,6 +26,24 @@ def open_comparison(path: Path) -> Comparison:
     return at(path.parent, comparison) if has_traces(path.parent) else comparison
 
 
+def open_comparisons(path: Path) -> dict[str, Comparison]:
+    """Read the comparisons of a test run by test, or one, under an empty name. Raises :class:`TraceError`."""
+    if path.is_file():
+        try:
+            data = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            data = None  # said by open_comparison
+        if is_run(data) and len(data) > 1:
+            return {name: parse(path, run) for name, run in data.items()}
+    return {"": open_comparison(path)}
+
+
+def is_run(data: Any) -> bool:
+    """Tell whether JSON is that of a test run: comparisons by test."""
+    runs = data if isinstance(data, dict) and "schema_version" not in data else {}
+    return bool(runs) and all(isinstance(run, dict) and "schema_version" in run for run in runs.values())
+
+
 def from_folder(path: Path) -> Comparison:
     """Read a dump's comparison, or compare its two traces when the run did not get to its end."""
     if (path / COMPARISON).is_file():
@@ -50,11 +68,20 @@ def at(folder: Path, comparison: Comparison) -> Comparison:
 def read(path: Path) -> Comparison:
     """Read JSON. Raises :class:`TraceError` when it is none, or no comparison."""
     try:
-        return Comparison.from_json(only(path, json.loads(path.read_text("utf-8"))))
+        data = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise TraceError(f"{path} is not JSON: {error}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is not a comparison ({error}), expected what ditto compare --json writes") from error
+    return parse(path, data)
+
+
+def parse(path: Path, data: Any) -> Comparison:
+    """Return the comparison in the JSON that ``path`` holds. Raises :class:`TraceError` when it is none."""
+    try:
+        return Comparison.from_json(only(path, data))
     except TraceError as error:
         raise TraceError(f"{path}: {error}; expected what ditto compare --json writes") from error
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -69,13 +96,12 @@ def only(path: Path, data: Any) -> Any:
 
     Raises :class:`TraceError` when there are several.
     """
-    runs = data if isinstance(data, dict) and "schema_version" not in data else {}
-    if not runs or not all(isinstance(run, dict) and "schema_version" in run for run in runs.values()):
+    if not is_run(data):
         return data
-    if len(runs) > 1:
-        names = ", ".join(map(repr, runs))
-        raise TraceError(f"it holds {len(runs)} comparisons, expected one of: {names}")
-    return next(iter(runs.values()))
+    if len(data) > 1:
+        names = ", ".join(map(repr, data))
+        raise TraceError(f"it holds {len(data)} comparisons, expected one of: {names}")
+    return next(iter(data.values()))
 
 
 def compare_traces(path: Path) -> Comparison:

@@ -123,3 +123,4 @@ def test_doctor_lists_backends(command):
     done = command("doctor")
     assert done.returncode == 0, done.stderr
     assert "onnxruntime" in done.stdout
+    assert len(done.stdout.splitlines()) <= 16

@@ -82,10 +82,39 @@ def test_bad_input_is_one_line_and_exit_code_4(project, copied_cache, source, li
 )
 def test_an_argument_of_the_wrong_type_is_one_line_when_tests_are_collected(project, arguments, line):
     project.makepyfile(test_x=case(arguments))
-    result = project.runpytest_inprocess()
+    result = project.runpytest_inprocess("--ditto-strict")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: test_x.py::test_x: {line}"])
     assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+
+
+LISTS = """
+@pytest.mark.ditto_engine(model=tiny_llama, outputs="model.norm", observer=False, {lists})
+def test_x(ditto):
+    ditto.generate([3, 1, 4]).assert_close()
+"""
+
+
+def test_in_a_list_what_a_backend_cannot_do_is_a_counted_skip(project):
+    lists = 'backend=["onnxruntime", "tensorrt"], dtype=["float32", "bfloat16"]'
+    project.makepyfile(test_x=HEAD + LISTS.format(lists=lists))
+    result = project.runpytest_inprocess("--ditto-backend=onnxruntime", "-rs")
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=1, skipped=1)
+    line = "backend onnxruntime has no bfloat16, expected float32, float16, float64"
+    result.stdout.fnmatch_lines([f"skipped 1: {line}", f"SKIPPED [[]1] test_x.py:*: {line}"], consecutive=False)
+    required = project.runpytest_inprocess("--ditto-backend=onnxruntime", "--ditto-require-backends")
+    assert required.ret == pytest.ExitCode.USAGE_ERROR
+    required.assert_outcomes(passed=1, errors=1)
+    required.stdout.fnmatch_lines([line])
+
+
+def test_a_list_of_nothing_that_a_backend_can_do_is_an_error(project):
+    project.makepyfile(test_x=HEAD + LISTS.format(lists='dtype=["bfloat16"]'))
+    result = project.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["backend onnxruntime has no bfloat16, expected float32, float16, float64"])
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_lists_make_one_test_each_with_readable_ids(project):
     found = collected(
         project,
         """
-@pytest.mark.ditto_engine(model=tiny_llama, backend=["onnxruntime", "tensorrt"], dtype=["fp16", "float32", "float16"])
+@pytest.mark.ditto_engine(model=tiny_llama, backend=["ort", "trt", "onnxruntime"], dtype=["fp16", "float32", "half"])
 def test_x(ditto): pass
 """,
     )
@@ -142,7 +142,7 @@ def test_a_single_value_does_not_parametrize(project):
         ("''", "the model is an empty string, expected a Hub id, a directory, *"),
     ],
 )
-def test_wrong_marker_ends_the_run_before_any_test(project, marker, message):
+def test_wrong_marker_ends_a_strict_run_before_any_test(project, marker, message):
     project.makepyfile(
         f"""
         import pytest
@@ -154,12 +154,45 @@ def test_wrong_marker_ends_the_run_before_any_test(project, marker, message):
         def test_x(ditto): pass
         """
     )
-    result = project.runpytest_inprocess()
+    result = project.runpytest_inprocess("--ditto-strict")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     errors = [line for line in result.errlines if line]
     assert len(errors) == 1
     result.stderr.fnmatch_lines([f"ERROR: test_wrong_marker*.py::test_x: *{message.replace('[', '[[]')}"])
     result.stdout.no_fnmatch_line("*passed*")
+
+
+@pytest.mark.parametrize("where", [["--ditto-strict"], ["--strict"], []])
+def test_a_wrong_marker_is_the_error_of_its_test_alone_unless_the_run_is_strict(project, where):
+    project.makepyfile(
+        """
+        import pytest
+        from tiny import tiny_llama
+
+        def test_before(): pass
+
+        @pytest.mark.ditto_engine(model=tiny_llama, dtype="float61")
+        def test_wrong(ditto): pass
+
+        @pytest.mark.ditto_engine(model=tiny_llama, dtype=["float32", "int4"])
+        def test_wrong_list(ditto): pass
+
+        @pytest.mark.ditto_engine(model=tiny_llama, dtpye="float32")
+        def test_wrong_without_a_fixture(): pass
+
+        def test_after(): pass
+        """
+    )
+    result = project.runpytest_inprocess(*where)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    if where:
+        assert len([line for line in result.errlines if line.startswith("ERROR: ")]) == 3
+        result.stdout.no_fnmatch_line("*passed*")
+    else:
+        result.assert_outcomes(passed=2, errors=3)
+        result.stdout.fnmatch_lines(
+            ["____* test_wrong *____", "unknown dtype 'float61'*", "bad input in 3 tests: exit code 4"]
+        )
 
 
 def test_every_wrong_test_has_its_line(project):
@@ -173,7 +206,7 @@ def test_every_wrong_test_has_its_line(project):
         def test_two(ditto_reference): pass
         """
     )
-    result = project.runpytest_inprocess()
+    result = project.runpytest_inprocess("--ditto-strict")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         [

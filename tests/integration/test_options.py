@@ -67,6 +67,30 @@ def test_ini_keys(pytester):
     assert read(pytester) == expected
 
 
+@pytest.mark.parametrize("table", ["pytest", "pytest.ini_options"])
+def test_values_of_toml_are_numbers_truths_and_lists(pytester, table):
+    typed = table == "pytest"  # in ini_options everything is text or a list, before pytest 9 there is no other table
+    numbers = ("2", "2.5", "true") if typed else ('"2"', '"2.5"', '"true"')
+    pytester.makepyprojecttoml(
+        f"""
+        [tool.{table}]
+        ditto_engine_dump_dir = ["d"]
+        ditto_engine_reports = ["json:a.json", "markdown:b.md"]
+        ditto_engine_threads = {numbers[0]}
+        ditto_engine_tolerance_factor = {numbers[1]}
+        ditto_engine_require_backends = {numbers[2]}
+        """
+    )
+    options, root = read(pytester), pytester.path
+    assert options == PytestOptions(
+        dump_dir=root / "d",
+        reports=(("json", root / "a.json"), ("markdown", root / "b.md")),
+        threads=2,
+        tolerance_factor=2.5,
+        require_backends=True,
+    )
+
+
 def test_command_line_over_environment_over_ini(pytester, monkeypatch):
     pytester.makeini("[pytest]\nditto_engine_cache_dir = ini\nditto_engine_threads = 7\n")
     assert read(pytester).cache_dir == pytester.path / "ini"

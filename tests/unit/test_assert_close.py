@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -133,7 +134,71 @@ def test_different_structures_fail(base):
 def test_a_nested_failure_names_its_path_and_the_others(base):
     text = message({"a": base, "b": [base, base + 1], "c": base * 2}, {"a": base, "b": [base, base], "c": base})
     assert text.startswith("['b'][1]: 240 of 240 elements")
-    assert text.splitlines()[-1] == "2 of 4 tensors differ; also ['c']"
+    assert text.splitlines()[-1] == "2 of 4 tensors differ"
+    assert text.splitlines()[-2].startswith("also ['c']: 240 of 240 elements")
+
+
+def test_of_many_failing_leaves_three_more_have_their_numbers_and_five_their_path(base):
+    text = message([base + i for i in range(12)], [base] * 12).splitlines()
+    assert text[0].startswith("[1]: 240 of 240 elements")
+    assert [line.split(":")[0] for line in text if line.startswith("also ")] == ["also [2]", "also [3]", "also [4]"]
+    assert text[-1] == "11 of 12 tensors differ; also [5], [6], [7], [8], [9] …"
+
+
+def test_dtypes_and_strides_are_checked_on_demand(base):
+    assert_close(base.double(), base)
+    assert message(base.double(), base, check_dtype=True).startswith("dtype float64, expected float32")
+    assert message({"a": base.numpy().astype(">f8")}, {"a": base}, check_dtype=True).startswith("['a']: dtype float64")
+    assert_close(base.numpy().astype(">f4"), base, check_dtype=True)
+    turned = base.transpose(0, 1).contiguous().transpose(0, 1)
+    assert_close(turned, base)
+    assert message(turned, base, check_stride=True).startswith("stride (5, 30, 1), expected (40, 5, 1)")
+    assert_close(base.numpy(), base, check_stride=True, check_dtype=True)
+    assert message(base.numpy()[::-1], base.flip(0), check_stride=True).startswith("stride (-40")
+    quantized = torch.quantize_per_tensor(base, 0.01, 0, torch.qint8)
+    assert "dtype qint8, expected float32" in message(quantized, quantized.dequantize(), check_dtype=True)
+
+
+def test_dataclasses_are_compared_by_field(base):
+    @dataclass
+    class Pair:
+        left: torch.Tensor
+        right: list[float]
+
+    assert_close(Pair(base, [1.0]), Pair(base.clone(), [1.0]))
+    assert message(Pair(base, [1.0]), Pair(base, [2.0])).startswith("['right'][0]: 1 of 1 elements")
+    assert "unexpected 'right'" in message(Pair(base, [1.0]), {"left": base})
+
+
+def test_outputs_of_transformers_are_compared_with_their_caches(base):
+    from transformers import DynamicCache
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    def output(change=0.0):
+        cache = DynamicCache()
+        for layer in range(2):
+            cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4) + change * layer, layer)
+        return CausalLMOutputWithPast(logits=base, past_key_values=cache)
+
+    assert_close(output(), output())
+    text = message(output(1.0), output())
+    assert re.match(
+        r"\['(cache|past_key_values)'\]\[1\]\['values'\]: 24 of 24 elements", text
+    )  # transformers renamed it
+    assert text.splitlines()[-1] == "1 of 5 tensors differ"
+
+
+def test_masked_arrays_are_compared_where_they_are_not_masked():
+    mask = [False, True, False, False]
+    expected = np.ma.masked_array([1.0, 2.0, 3.0, 4.0], mask)
+    assert_close(np.ma.masked_array([1.0, 99.0, 3.0, 4.0], mask), expected)
+    text = message(np.ma.masked_array([1.0, 99.0, 3.5, 4.0], mask), expected)
+    assert text.startswith("(not masked): 1 of 3 elements")
+    assert "2 of 4 elements are masked on one side only" in message(
+        np.ma.masked_array([1.0, 2.0, 3.0, 4.0], [True, False, False, False]), expected
+    )
+    assert "1 of 4 elements are masked on one side only" in message(torch.tensor([1.0, 2.0, 3.0, 4.0]), expected)
+    assert "all 2 elements are masked" in message(*[np.ma.masked_array([1.0, 2.0], [True, True])] * 2)
 
 
 def test_objects_that_hold_no_numbers_are_refused():

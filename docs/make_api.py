@@ -30,9 +30,14 @@ MODULES = (
 
 
 def resolve(module: ModuleType) -> None:
-    """Bind the names that a module resolves on first use: pdoc reads the module's namespace."""
+    """Bind the names that a module resolves on first use, and those that inherited annotations mean: pdoc reads the
+    namespace of a class's own module."""
     for name in getattr(module, "__all__", ()):
-        vars(module).setdefault(name, getattr(module, name))
+        public = vars(module).setdefault(name, getattr(module, name))
+        for base in getattr(public, "__mro__", ())[1:]:
+            if base.__module__.startswith("ditto_core"):
+                for known, value in vars(sys.modules[base.__module__]).items():
+                    vars(sys.modules[public.__module__]).setdefault(known, value)
 
 
 def build(folder: Path) -> None:

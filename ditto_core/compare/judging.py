@@ -25,14 +25,16 @@ def judge(
     """Give every measurement its verdict, then mark those that heal downstream."""
     taps = tuple(taps)
     names = {tap.site: (tap.site, *tap.aliases) for tap in taps}
+    outputs = {tap.site: tap.value for tap in taps}
     integers = {tap.site for tap in taps if tap.dtype in INTEGERS}
     usual = usual_floors(r for r in results if r.floor is not None and tolerance.usable(r.floor))
     reasons = unusable_floors(results, tolerance, engine.dtype)
 
     def verdict(r: SiteResult) -> Verdict:
         known = () if r.floor is None else (r.floor, usual.get((r.site, r.step > 0), 0.0))
+        sites = names.get(r.site) or output_names(r.site, taps)
         return tolerance.judge(
-            names.get(r.site) or output_names(r.site, taps),
+            (*sites, outputs[r.site]) if r.final and r.site in outputs else sites,
             r.step,
             r.metrics,
             r.dtype or engine.judged_as,

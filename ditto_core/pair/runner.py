@@ -99,7 +99,7 @@ class Runner:
             return
         engine = self._sessions.built
         taps = [name for tap in engine.taps for name in (tap.site, *tap.aliases)]
-        finals = set(self._sessions.export.finals) - {tap.value for tap in engine.taps}
+        finals = set(self._sessions.export.finals)
         logits = [name for tap in engine.taps if tap.value == "logits" for name in (tap.site, *tap.aliases)]
         self.tolerance.check([*taps, *engine.refused, *finals], ["logits", *logits] if engine.decoder else [])
 

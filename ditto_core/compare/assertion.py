@@ -16,7 +16,7 @@ from ditto_core.compare.findings import find
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.errors import UsageError, nearest
 
-NARROW = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+NARROW = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 HINTS = 2
 """Findings that are shown; a message has at most ten lines."""
@@ -34,6 +34,7 @@ class Bounds:
     rel_l2: float | None
     max_mismatch_ratio: float
     equal_nan: bool
+    signed_zero: bool
 
     def __post_init__(self) -> None:
         for name, most in (("rtol", math.inf), ("atol", math.inf), ("rel_l2", math.inf), ("max_mismatch_ratio", 1.0)):
@@ -69,6 +70,7 @@ def assert_close(
     rel_l2: float | None = None,
     max_mismatch_ratio: float = 0.0,
     equal_nan: bool = False,
+    signed_zero: bool = False,
     name: str = "",
 ) -> None:
     """Assert that the engine's ``actual`` is close to the reference's ``expected``.
@@ -77,16 +79,18 @@ def assert_close(
     both sides is passed over. An element is close when |a - b| <= atol + rtol |b|; the defaults depend on the coarser
     dtype (:func:`~ditto_core.compare.ulp.tolerance`), and up to ``max_mismatch_ratio`` of the elements may be outside.
     With ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
-    fails. Dtypes may differ, shapes may not. Raises AssertionError, of at most ten lines, for different values, shapes,
+    fails, and with ``signed_zero`` a 0.0 against a -0.0. Elements that a masked array as ``expected`` masks do not
+    count; one that ``actual`` alone masks fails. Complex numbers are compared by magnitude. Dtypes may differ, shapes
+    may not. Raises AssertionError, of at most ten lines, for different values, shapes,
     keys or lengths and when there is nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects and
     for a bound that is negative or NaN.
     """
     __tracebackhide__ = True
-    bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan)
+    bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan, signed_zero)
     pairs = list(walk(name, actual, expected))
     if not pairs:
         raise AssertionError(f"{name or 'comparison'}: nothing to compare, both sides hold no tensor")
-    failures = [(path, message) for path, a, b in pairs if (message := judge(path, a, b, bounds))]
+    failures = [(path, message) for path, a, b, valid in pairs if (message := judge(path, a, b, valid, bounds))]
     if failures:
         lines = failures[0][1]
         if len(pairs) > 1:
@@ -98,8 +102,13 @@ def assert_close(
         raise AssertionError("\n".join(lines))
 
 
-def walk(path: str, actual: Any, expected: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield ``(path, actual, expected)`` for each leaf. Raises AssertionError where the structures differ."""
+def walk(
+    path: str, actual: Any, expected: Any
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """Yield ``(path, actual, expected, valid)`` for each leaf; ``valid``: the elements that count, None for all.
+
+    Raises AssertionError where the structures differ.
+    """
     __tracebackhide__ = True
     if isinstance(actual, Mapping) and isinstance(expected, Mapping):
         same_keys(path, actual, expected)
@@ -118,7 +127,26 @@ def walk(path: str, actual: Any, expected: Any) -> Iterator[tuple[str, torch.Ten
             kinds = type(actual).__name__, type(expected).__name__
             raise AssertionError(f"{path or 'comparison'}: {kinds[0]} against {kinds[1]}")
     else:
-        yield path, as_tensor(actual), as_tensor(expected)
+        yield path, as_tensor(actual), as_tensor(expected), unmasked(path, actual, expected)
+
+
+def unmasked(path: str, actual: Any, expected: Any) -> torch.Tensor | None:
+    """Return where ``expected`` holds a number that counts, None where neither side is a masked array.
+
+    Raises AssertionError when ``actual`` masks what ``expected`` does not, and when nothing is left.
+    """
+    __tracebackhide__ = True
+    if not any(isinstance(side, np.ma.MaskedArray) for side in (actual, expected)):
+        return None
+    hidden, left = (
+        np.ma.getmaskarray(side) if isinstance(side, np.ma.MaskedArray) else np.zeros((), bool)
+        for side in (expected, actual)
+    )
+    if hidden.shape in ((), left.shape) and (alone := int((left & ~hidden).sum())):
+        raise AssertionError(f"{path or 'comparison'}: {alone} of {left.size} elements are masked in actual alone")
+    if hidden.all():
+        raise AssertionError(f"{path or 'comparison'}: nothing to compare, all {hidden.size} elements are masked")
+    return torch.from_numpy(~hidden) if hidden.ndim else None
 
 
 def is_list(value: Any) -> bool:
@@ -144,9 +172,7 @@ def as_tensor(value: Any) -> torch.Tensor:
     """View a tensor, an array, an object with DLPack or a number as a tensor. Raises :class:`UsageError` for others."""
     if isinstance(value, torch.Tensor):
         found = value.detach()
-    elif isinstance(value, np.ndarray):
-        found = from_array(value)
-    elif isinstance(value, bool | int | float | complex | np.generic):
+    elif isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
         found = from_array(np.asarray(value))
     elif hasattr(value, "__dlpack__"):
         found = torch.utils.dlpack.from_dlpack(value)
@@ -159,12 +185,12 @@ def as_tensor(value: Any) -> torch.Tensor:
             f"cannot compare a {'meta' if found.is_meta else 'nested'} tensor: expected one with its numbers"
         )
     found = found.dequantize() if found.is_quantized else found
-    found = found.to_dense() if found.layout != torch.strided else found
-    return torch.view_as_real(found.resolve_conj()) if found.is_complex() else found
+    return found.to_dense() if found.layout != torch.strided else found
 
 
 def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """View a numpy array, memory-mapped ones too, as a tensor; reversed and foreign-endian arrays are copied.
+    """View a numpy array, memory-mapped ones too, as a tensor; one that torch cannot view (reversed, foreign-endian,
+    a field of records) is copied. A masked array gives all its numbers.
 
     The bfloat16 and 8-bit floats that ml_dtypes adds to numpy are viewed as torch's of the same name.
     """
@@ -173,7 +199,10 @@ def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
         return from_array(array.view(bits)).view(getattr(torch, array.dtype.name))
     if array.dtype.kind not in "biufc" or array.dtype in (np.longdouble, np.clongdouble):
         raise UsageError(f"cannot compare an array of {array.dtype}: expected numbers")
-    if not array.dtype.isnative or min(array.strides, default=0) < 0:
+    if array.dtype.kind in "iu":  # numpy has two dtypes of 64-bit integers, torch knows one
+        array = array.view(f"{array.dtype.byteorder}{array.dtype.kind}{array.itemsize}")
+    odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
+    if odd or not array.dtype.isnative or not array.flags.aligned:
         array = array.astype(array.dtype.newbyteorder("="), copy=True)
     with warnings.catch_warnings():
         # Nothing here writes, so a read-only array is safe to view.
@@ -181,14 +210,29 @@ def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def judge(path: str, actual: torch.Tensor, expected: torch.Tensor, bounds: Bounds) -> list[str]:
+def judge(
+    path: str, actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None, bounds: Bounds
+) -> list[str]:
     """Return the lines that say why a pair fails; none when it passes."""
     try:
-        found = measure(actual, expected, rtol=bounds.rtol, atol=bounds.atol, equal_nan=bounds.equal_nan)
+        found = measure(actual, expected, valid=valid, rtol=bounds.rtol, atol=bounds.atol, equal_nan=bounds.equal_nan)
     except ShapeMismatch as error:
         return [f"{path}: {error}" if path else str(error)]
     broken = bounds.broken(found)
+    if bounds.signed_zero and (flipped := flipped_zeros(actual, expected, valid)):
+        broken.append(f"{flipped} of {found.count} elements are zeros of the other sign")
     return explain(path, actual, expected, found, broken) if broken else []
+
+
+def flipped_zeros(actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None) -> int:
+    """Count the elements that are 0.0 on one side and -0.0 on the other; complex numbers have two a piece."""
+    if actual.is_complex() or expected.is_complex():
+        kind = torch.promote_types(actual.dtype, expected.dtype)
+        actual, expected = (torch.view_as_real(side.to(kind).resolve_conj()) for side in (actual, expected))
+        valid = None if valid is None else valid.unsqueeze(-1)
+    expected = expected.to(actual.device)
+    flipped = (actual == 0) & (expected == 0) & (actual.double().signbit() != expected.double().signbit())
+    return int((flipped if valid is None else flipped & valid.to(flipped.device)).sum())
 
 
 def explain(

@@ -3,9 +3,9 @@
     python benchmarks/adversary.py --wrong --cache DIR
     python benchmarks/adversary.py --healthy --engines 22 --runs 25 --seed 0 --cache DIR
 
-``--wrong`` puts every fault of ``tests/adversary/wrong.py`` into every path of ``tests/adversary/paths.py``. ``--healthy``
-draws engines of the tiny families and modules (``tests/adversary/healthy.py``) and runs each on many inputs. Exit code 1
-when a wrong engine passed or more than one healthy run was flagged.
+``--wrong`` puts every fault of ``tests/adversary/wrong.py`` into every path of ``tests/adversary/paths.py``.
+``--healthy`` draws engines of the tiny families and modules (``tests/adversary/healthy.py``) and runs each on many
+inputs. Exit code 1 when a wrong engine passed or more than one healthy run was flagged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # make demo   the main job on a real model (SmolLM2-135M), ONNX Runtime on the CPU
 # make test   the whole test suite
 # make quick  the unit tests without the slow ones (SLOW)
+# make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours)
 # make lint   ruff, format, strict types and the layers of imports
 # make api    the API reference, from the docstrings, in build/api
 
@@ -18,7 +19,7 @@ SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test quick lint api clean
+.PHONY: demo test quick mutation lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
@@ -31,6 +32,9 @@ test: $(VENV)/stamp
 
 quick: $(VENV)/stamp
 	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
+
+mutation: $(VENV)/stamp
+	$(BIN)/python benchmarks/mutation.py
 
 api: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python docs/make_api.py build/api

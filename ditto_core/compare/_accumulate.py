@@ -198,14 +198,14 @@ class Accumulator:
         self._bin()
 
     def _relative(self, top: float, largest: float, rel_sum: float) -> None:
-        """Relative error t = d / b where the expected value is not zero."""
+        """Relative error t = d / b: infinite where only b is zero; where both are, there is nothing to relate."""
         d, b, t = self.buffers.arrays
         zeros = 0
         if not math.isfinite(rel_sum):
             nothing = np.flatnonzero(b == 0)
             zeros = nothing.size
             if zeros:
-                t[nothing] = 0
+                t[nothing] = np.where(d[nothing] > 0, math.inf, 0.0)
                 if top > self.max_steps * self.rules.place.tiny:
                     self.max_steps = max(self.max_steps, float(d[nothing].max()) / self.rules.place.tiny)
             largest, rel_sum = float(t.max()), self.buffers.totals()[1]

@@ -18,6 +18,9 @@ LONG_ROW = 64
 
 EXACT_INTEGERS = 2.0**53
 
+LONG = frozenset((torch.int64, torch.uint64))
+"""Dtypes of integers that float64 may not hold."""
+
 
 @dataclass(slots=True)
 class Squares:
@@ -113,7 +116,7 @@ def out_of_range(a: Floats, b: Floats) -> bool:
 
 def exact_difference(actual: torch.Tensor, expected: torch.Tensor, a: Floats, b: Floats) -> Floats | None:
     """Return differences right to one rounding for 64-bit integers that float64 cannot hold; None where it can."""
-    if torch.int64 not in (actual.dtype, expected.dtype):
+    if not {actual.dtype, expected.dtype} & LONG:
         return None
     if all(side.min() > -EXACT_INTEGERS and side.max() < EXACT_INTEGERS for side in (a, b)):
         return None
@@ -124,8 +127,8 @@ def exact_difference(actual: torch.Tensor, expected: torch.Tensor, a: Floats, b:
 
 
 def halves(box: torch.Tensor, values: Floats) -> tuple[Floats, Floats | float]:
-    """Return an int64 box as the exact sum of two float64 parts; any other box is its own high part."""
-    if box.dtype != torch.int64:
+    """Return a box of 64-bit integers as the exact sum of two float64 parts; any other box is its own high part."""
+    if box.dtype not in LONG:
         return values, 0.0
     integers = box.cpu().numpy().reshape(-1)
     low = integers & 0xFFFFFFFF

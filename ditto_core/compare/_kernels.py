@@ -136,7 +136,7 @@ def add_errors(a, b, d, good, tiny, sums, largest, counted_n, zeros):
     max_rel, max_steps = largest
     size, error = tl.abs(b), tl.abs(d)
     counted = good & (size != 0)
-    relative = tl.where(counted, error / tl.where(counted, size, 1.0), 0.0)
+    relative = tl.where(counted, error / tl.where(counted, size, 1.0), tl.where(good & (error > 0), INF, 0.0))
     power = (size.to(tl.int64, bitcast=True) & EXPONENT).to(tl.float64, bitcast=True)
     max_rel, max_steps = tl.maximum(max_rel, relative), tl.maximum(max_steps, error / tl.maximum(power, tiny))
     sums = (dd + d * d, aa + a * a, bb + b * b, ab + a * b, abs_sum + error, rel_sum + relative)

@@ -22,7 +22,7 @@ class Metrics:
       where the other side has something else (a NaN equals a NaN only with ``equal_nan``).
     - ``max_abs``, ``max_abs_index``, ``max_abs_actual``, ``max_abs_expected``; ``mean_abs``; ``mse``, ``rms`` of d.
     - ``snr_db``: -20 log10 rel_l2. ``cosine``: <a,b> / (||a|| ||b||), 1 for two zero tensors, 0 for one.
-    - ``max_rel``, ``mean_rel``: |d| / |b| over the elements whose expected value is not 0.
+    - ``max_rel``, ``mean_rel``: |d| / |b| over the elements that are not 0 on both sides; inf where only b is 0.
     - ``max_ulp``: largest |d| in units in the last place of the coarser dtype at b (1 for integers).
     - ``mismatched``: elements with |d| > atol + rtol |b|, and unequal NaN and Inf; ``mismatch_ratio`` = its share;
       ``first_mismatch``; ``worst_mismatch``: the one furthest beyond what is allowed.

@@ -32,6 +32,7 @@ class Bounds:
     equal_nan: bool
     check_dtype: bool = False
     check_stride: bool = False
+    signed_zero: bool = False
 
     def __post_init__(self) -> None:
         for name, most in (("rtol", math.inf), ("atol", math.inf), ("rel_l2", math.inf), ("max_mismatch_ratio", 1.0)):
@@ -74,23 +75,25 @@ def assert_close(
     equal_nan: bool = False,
     check_dtype: bool = False,
     check_stride: bool = False,
+    signed_zero: bool = False,
     name: str = "",
 ) -> None:
     """Assert that the engine's ``actual`` is close to the reference's ``expected``.
 
     Both may be torch tensors, numpy arrays, anything with DLPack, numbers, or dicts, lists, tuples and dataclasses of
-    those, transformers' outputs and caches among them; None on both sides is passed over. Of masked arrays the elements
-    that are not masked are compared, and the masks have to be the same. An element is close when
-    |a - b| <= atol + rtol |b|; the defaults depend on the coarser dtype (:func:`~ditto_core.compare.ulp.tolerance`);
-    up to ``max_mismatch_ratio`` of the elements may be outside. With ``rel_l2`` alone only ||a - b|| / ||b|| is judged;
-    with both, both. A NaN or Inf against a finite number always fails. Dtypes and strides may differ unless
-    ``check_dtype``, ``check_stride``; shapes may not.
+    those, transformers' outputs and caches among them; None on both sides is passed over. Elements that a masked array
+    as ``expected`` masks do not count; one that ``actual`` alone masks fails. Complex numbers are compared by
+    magnitude. An element is close when |a - b| <= atol + rtol |b|; the defaults depend on the coarser dtype
+    (:func:`~ditto_core.compare.ulp.tolerance`); up to ``max_mismatch_ratio`` of the elements may be outside. With
+    ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
+    fails, and with ``signed_zero`` a 0.0 against a -0.0. Dtypes and strides may differ unless ``check_dtype``,
+    ``check_stride``; shapes may not.
 
     Raises AssertionError, of at most ten lines, for different values, shapes, masks, keys or lengths and when there is
     nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects, and a bound that is negative or NaN.
     """
     __tracebackhide__ = True
-    bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan, check_dtype, check_stride)
+    bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan, check_dtype, check_stride, signed_zero)
     leaves = list(walk(name, actual, expected))
     if not leaves:
         raise AssertionError(f"{name or 'comparison'}: nothing to compare, both sides hold no tensor")
@@ -112,13 +115,26 @@ def message(failures: Sequence[tuple[str, list[str]]], count: int) -> list[str]:
 
 def judge(leaf: Leaf, bounds: Bounds) -> list[str]:
     """Return the lines that say why a pair fails; none when it passes."""
-    path, actual, expected = leaf.path, leaf.actual, leaf.expected
+    path, actual, expected, valid = leaf.path, leaf.actual, leaf.expected, leaf.valid
     try:
-        found = measure(actual, expected, rtol=bounds.rtol, atol=bounds.atol, equal_nan=bounds.equal_nan)
+        found = measure(actual, expected, valid=valid, rtol=bounds.rtol, atol=bounds.atol, equal_nan=bounds.equal_nan)
     except ShapeMismatch as error:
         return [f"{path}: {error}" if path else str(error)]
     broken = [*bounds.unlike(leaf), *bounds.broken(found)]
+    if bounds.signed_zero and (flipped := flipped_zeros(actual, expected, valid)):
+        broken.append(f"{flipped} of {found.count} elements are zeros of the other sign")
     return explain(path, actual, expected, found, broken) if broken else []
+
+
+def flipped_zeros(actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None) -> int:
+    """Count the elements that are 0.0 on one side and -0.0 on the other; complex numbers have two a piece."""
+    if actual.is_complex() or expected.is_complex():
+        kind = torch.promote_types(actual.dtype, expected.dtype)
+        actual, expected = (torch.view_as_real(side.to(kind).resolve_conj()) for side in (actual, expected))
+        valid = None if valid is None else valid.unsqueeze(-1)
+    expected = expected.to(actual.device)
+    flipped = (actual == 0) & (expected == 0) & (actual.double().signbit() != expected.double().signbit())
+    return int((flipped if valid is None else flipped & valid.to(flipped.device)).sum())
 
 
 def explain(

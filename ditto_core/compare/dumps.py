@@ -105,12 +105,13 @@ class DumpPairs:
         padding = self.name_map.padding
         real = padding.real((self.actual, self.expected), match.step) if padding else None
         for name, (ours, theirs) in match.matched.items():
-            actual = measurable(ours.take(self.actual.load(match.step, ours.source)))
-            expected = measurable(theirs.take(self.expected.load(match.step, theirs.source)))
+            actual = ours.take(self.actual.load(match.step, ours.source))
+            expected = theirs.take(self.expected.load(match.step, theirs.source))
             if padding and real is not None:
                 reduce = last_tokens if padding.selects_last_token(name) else packed
                 actual, expected = both(reduce(actual, real), reduce(expected, real)) or (actual, expected)
-            yield Pair(match.step, name, actual, expected, problem(actual, expected))
+            why = problem(actual, expected)
+            yield Pair(match.step, name, measurable(actual), measurable(expected), why)
 
 
 def both(actual: torch.Tensor | None, expected: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -132,6 +133,9 @@ def problem(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """Say why two tensors cannot be compared; nothing is broadcast."""
     if actual.shape != expected.shape:
         return f"shape {list(actual.shape)} against {list(expected.shape)}"
+    if actual.is_complex() != expected.is_complex():
+        return f"{actual.dtype} against {expected.dtype}: complex numbers against real ones".replace("torch.", "")
+    actual, expected = measurable(actual), measurable(expected)
     try:
         coarser(actual.dtype, expected.dtype)
     except UsageError as error:

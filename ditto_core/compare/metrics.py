@@ -6,11 +6,12 @@ JSON-ready. Nothing is broadcast, nothing is converted whole, and only numbers l
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,15 +52,17 @@ def measure(
     equal_nan: bool = False,
     threads: int | None = None,
 ) -> Metrics:
-    """Compare two tensors of one shape, of any strides and of any real dtypes, in one pass.
+    """Compare two tensors of one shape, of any strides and dtypes, in one pass.
 
     ``axes`` names every dimension (``batch``, ``head``, ``length`` …, or an empty string). ``valid`` is a bool tensor
     that broadcasts to the shape; elements where it is False do not count. ``rtol`` and ``atol`` default to the table
     of :func:`~ditto_core.compare.ulp.tolerance` for the coarser dtype. On the CPU, tensors of a million elements and
     more are measured by ``threads`` workers (default: one a core, at most 4). Tensors on two devices: the smaller is
-    moved. Raises :class:`ShapeMismatch`, and :class:`UsageError` for complex, packed and uint64 dtypes and for axes
-    that do not fit.
+    moved. Complex numbers are compared by the magnitudes |a - b| and |b|, as numpy does. Raises
+    :class:`ShapeMismatch`, and :class:`UsageError` for packed dtypes and for axes that do not fit.
     """
+    if actual.is_complex() or expected.is_complex():
+        return measure_complex(actual, expected, axes, valid, (rtol, atol, equal_nan), threads)
     pair = prepare(actual, expected, valid, axes)
     rules = make_rules(pair, rtol, atol, equal_nan)
     return assemble(walk(pair, rules, threads), pair.actual, pair.expected)
@@ -83,18 +86,63 @@ def prepare(actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | 
     """Check that two tensors can be compared, and bring them together. Raises as :func:`measure` does."""
     if actual.shape != expected.shape:
         raise ShapeMismatch(actual.shape, expected.shape)
-    if actual.is_complex() or expected.is_complex():
-        raise UsageError("complex tensors have no ULP and no order: compare torch.view_as_real of both")
-    if torch.uint64 in (actual.dtype, expected.dtype):
-        raise UsageError("uint64 tensors are not compared: view both as int64 where their numbers are below 2^63")
     if axes and len(axes) != actual.dim():
         raise UsageError(f"{len(axes)} axes for {actual.dim()} dimensions: {', '.join(map(repr, axes))}")
     return Pair(*together(actual.detach(), expected.detach(), valid), split_axes(axes))
 
 
-def make_rules(pair: Pair, rtol: float | None, atol: float | None, equal_nan: bool) -> Rules:
-    """Fill in the tolerances that were not given."""
-    coarse = coarser(pair.actual.dtype, pair.expected.dtype)
+def measure_complex(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    axes: Sequence[str],
+    valid: torch.Tensor | None,
+    bounds: tuple[float | None, float | None, bool],
+    threads: int | None,
+) -> Metrics:
+    """Compare complex numbers: errors and sizes are magnitudes; cosine, scale and sizes of parts are those of
+    ``view_as_real``. A copy of both in complex128 is made.
+    """
+    if actual.shape != expected.shape:
+        raise ShapeMismatch(actual.shape, expected.shape)
+    coarse = coarser(actual.dtype.to_real(), expected.dtype.to_real())
+    actual, expected, valid = together(actual.detach(), expected.detach(), valid)
+    a, b = (side.to(torch.complex128).resolve_conj() for side in (actual, expected))
+    pair = prepare(*magnitudes(a, b), valid, axes)
+    found = assemble(walk(pair, make_rules(pair, *bounds, coarse), threads), pair.actual, pair.expected)
+    parts = measure(
+        torch.view_as_real(a),
+        torch.view_as_real(b),
+        valid=None if valid is None else valid.unsqueeze(-1),
+        threads=threads,
+    )
+    at = found.max_abs_index
+    return replace(
+        found,
+        max_abs_actual=None if at is None else float(a[at].abs()),
+        **{name: getattr(parts, name) for name in OF_PARTS},
+    )
+
+
+OF_PARTS = ("cosine", "scale", "scale_residual", "all_zero_actual", "all_zero_expected", "max_actual", "max_expected")
+"""Metrics of complex numbers that are those of their real and imaginary parts."""
+
+
+def magnitudes(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return |b| + |a - b| and |b|, real numbers that are as far apart as the complex ones.
+
+    NaN and Inf are equal where those of ``a`` and ``b`` are: NaN is either part NaN, and another Inf becomes 0.
+    """
+    size = torch.where(b.isnan(), math.nan, b.abs())
+    other = torch.where(a.isnan(), math.nan, 0.0)
+    moved = torch.where(b.isfinite(), size + (a - b).abs(), other)
+    return torch.where(a == b, size, moved), size
+
+
+def make_rules(
+    pair: Pair, rtol: float | None, atol: float | None, equal_nan: bool, coarse: torch.dtype | None = None
+) -> Rules:
+    """Fill in the tolerances that were not given; ``coarse``: the dtype that they are of, if it is not the pair's."""
+    coarse = coarse or coarser(pair.actual.dtype, pair.expected.dtype)
     default = tolerance(coarse)
     return Rules(
         rtol=default[0] if rtol is None else rtol,
@@ -132,7 +180,7 @@ def split_axes(axes: Sequence[str]) -> list[tuple[str, int]]:
 
 def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
     """Run the pass on the device that holds the pair: in one kernel, in this thread, or in several over equal parts."""
-    if cuda.usable(pair.actual):
+    if cuda.usable(pair.actual) and torch.uint64 not in (pair.actual.dtype, pair.expected.dtype):
         # Float64 numbers beyond the range of their squares are rare; the CPU has the scaled sums for them.
         with suppress(cuda.OutOfRange), torch.cuda.device(pair.actual.device):
             return cuda.accumulate(pair.plan(cuda.block((pair.actual, pair.expected), pair.valid)), rules)

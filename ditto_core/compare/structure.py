@@ -14,18 +14,22 @@ import torch.utils.dlpack
 
 from ditto_core.errors import UsageError, nearest
 
-NARROW = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+NARROW = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Two tensors at one path, and the dtypes and strides, in elements, that they had before they became tensors."""
+    """Two tensors at one path, and the dtypes and strides, in elements, that they had before they became tensors.
+
+    ``valid``: the elements that count, None for all.
+    """
 
     path: str
     actual: torch.Tensor
     expected: torch.Tensor
     dtypes: tuple[str, str]
     strides: tuple[tuple[int, ...], tuple[int, ...]]
+    valid: torch.Tensor | None = None
 
 
 def walk(path: str, actual: Any, expected: Any) -> Iterator[Leaf]:
@@ -71,29 +75,30 @@ def tensors_of(layer: Any) -> dict[str, torch.Tensor]:
 
 
 def leaf_of(path: str, actual: Any, expected: Any) -> Leaf:
-    """Return the two sides of a leaf as tensors. Raises AssertionError where their masks differ."""
+    """Return the two sides of a leaf as tensors. Raises AssertionError where the masks of arrays forbid it."""
     __tracebackhide__ = True
-    if isinstance(actual, np.ma.MaskedArray) or isinstance(expected, np.ma.MaskedArray):
-        path, actual, expected = unmasked(path, actual, expected)
     a, b = as_tensor(actual), as_tensor(expected)
-    return Leaf(
-        path, a, b, (dtype_of(actual, a), dtype_of(expected, b)), (stride_of(actual, a), stride_of(expected, b))
-    )
+    dtypes, strides = (dtype_of(actual, a), dtype_of(expected, b)), (stride_of(actual, a), stride_of(expected, b))
+    return Leaf(path, a, b, dtypes, strides, unmasked(path, actual, expected))
 
 
-def unmasked(path: str, actual: Any, expected: Any) -> tuple[str, Any, Any]:
-    """Return the elements that are masked on neither side, in one dimension. Raises AssertionError for other masks."""
+def unmasked(path: str, actual: Any, expected: Any) -> torch.Tensor | None:
+    """Return where ``expected`` holds a number that counts, None where neither side is a masked array.
+
+    Raises AssertionError when ``actual`` masks what ``expected`` does not, and when nothing is left.
+    """
     __tracebackhide__ = True
-    sides = [side if isinstance(side, np.ndarray) else as_tensor(side).cpu().numpy() for side in (actual, expected)]
-    name = path or "comparison"
-    if sides[0].shape != sides[1].shape:
-        raise AssertionError(f"{name}: shapes differ: actual {[*sides[0].shape]}, expected {[*sides[1].shape]}")
-    masks = [np.ma.getmaskarray(side) for side in sides]
-    if count := int((masks[0] != masks[1]).sum()):
-        raise AssertionError(f"{name}: {count} of {masks[0].size} elements are masked on one side only")
-    if masks[0].all():
-        raise AssertionError(f"{name}: nothing to compare, all {masks[0].size} elements are masked")
-    return f"{path} (not masked)".lstrip(), *(np.ma.getdata(side)[~masks[0]] for side in sides)
+    if not any(isinstance(side, np.ma.MaskedArray) for side in (actual, expected)):
+        return None
+    hidden, left = (
+        np.ma.getmaskarray(side) if isinstance(side, np.ma.MaskedArray) else np.zeros((), bool)
+        for side in (expected, actual)
+    )
+    if hidden.shape in ((), left.shape) and (alone := int((left & ~hidden).sum())):
+        raise AssertionError(f"{path or 'comparison'}: {alone} of {left.size} elements are masked in actual alone")
+    if hidden.all():
+        raise AssertionError(f"{path or 'comparison'}: nothing to compare, all {hidden.size} elements are masked")
+    return torch.from_numpy(~hidden) if hidden.ndim else None
 
 
 def dtype_of(value: Any, tensor: torch.Tensor) -> str:
@@ -147,12 +152,12 @@ def as_tensor(value: Any) -> torch.Tensor:
             f"cannot compare a {'meta' if found.is_meta else 'nested'} tensor: expected one with its numbers"
         )
     found = found.dequantize() if found.is_quantized else found
-    found = found.to_dense() if found.layout != torch.strided else found
-    return torch.view_as_real(found.resolve_conj()) if found.is_complex() else found
+    return found.to_dense() if found.layout != torch.strided else found
 
 
 def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """View a numpy array, memory-mapped ones too, as a tensor; reversed and foreign-endian arrays are copied.
+    """View a numpy array, memory-mapped ones too, as a tensor; one that torch cannot view (reversed, foreign-endian,
+    a field of records) is copied. A masked array gives all its numbers.
 
     The bfloat16 and 8-bit floats that ml_dtypes adds to numpy are viewed as torch's of the same name.
     """
@@ -161,7 +166,10 @@ def from_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
         return from_array(array.view(bits)).view(getattr(torch, array.dtype.name))
     if array.dtype.kind not in "biufc" or array.dtype in (np.longdouble, np.clongdouble):
         raise UsageError(f"cannot compare an array of {array.dtype}: expected numbers")
-    if not array.dtype.isnative or min(array.strides, default=0) < 0:
+    if array.dtype.kind in "iu":  # numpy has two dtypes of 64-bit integers, torch knows one
+        array = array.view(f"{array.dtype.byteorder}{array.dtype.kind}{array.itemsize}")
+    odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
+    if odd or not array.dtype.isnative or not array.flags.aligned:
         array = array.astype(array.dtype.newbyteorder("="), copy=True)
     with warnings.catch_warnings():
         # Nothing here writes, so a read-only array is safe to view.

@@ -70,9 +70,10 @@ def coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
 def tolerance(dtype: torch.dtype) -> tuple[float, float]:
     """Return the default ``(rtol, atol)`` of a dtype.
 
-    An 8-bit float gets one step: ``rtol`` = eps, ``atol`` = its smallest subnormal. Integers and bool get (0, 0).
+    An 8-bit float gets one step: ``rtol`` = eps, ``atol`` = its smallest subnormal. Integers and bool get (0, 0), and
+    so do powers of two (float8_e8m0fnu): one step is a factor of two there, and eps as ``rtol`` would let zeros pass.
     """
     if dtype in TOLERANCES:
         return TOLERANCES[dtype]
     place = spacing(dtype)
-    return (place.eps, place.eps * place.tiny) if place.eps else (0.0, 0.0)
+    return (place.eps, place.eps * place.tiny) if 0 < place.eps < 1 else (0.0, 0.0)

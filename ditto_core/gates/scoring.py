@@ -11,7 +11,7 @@ import torch
 
 from ditto_core.compare import _record
 from ditto_core.compare.tokens import CHUNK, Rows, add_divergence, matching_prefix, pick
-from ditto_core.errors import UsageError
+from ditto_core.errors import RunError, UsageError
 from ditto_core.gates.record import Record, Side
 from ditto_core.gates.suite import CHOICE, MATCH, PROMPT, TEXT, Sample, Text
 from ditto_core.stepping.prompts import Sequencer, TokenBatch, encode
@@ -153,7 +153,10 @@ class Scorer:
         assert session is not None
         self._check(len(ids), 1)
         session.start(1)
-        return session.step(Sequencer(batch_of(ids)).inputs(), drop)["logits"][0]
+        outputs = session.step(Sequencer(batch_of(ids)).inputs(), drop)
+        if "logits" not in outputs:
+            raise RunError(f"{session.info.label} returned no logits: it has {', '.join(outputs) or 'no outputs'}")
+        return outputs["logits"][0]
 
     def _check(self, length: int, steps: int) -> None:
         self.profile.check(1, length, 0)

@@ -15,6 +15,7 @@ from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, SiteResult, TokenResult
 from ditto_core.compare.tolerance import Tolerance, quantized_bounds
+from ditto_core.errors import RunError
 from ditto_core.session import Session, TapSink
 from ditto_core.sites import final_site
 from ditto_core.stepping.comparer import Comparer, Measured
@@ -156,6 +157,10 @@ def run_step(
     )
     comparer.outputs = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
     ours = comparer.outputs
+    if generated and "logits" not in ours:
+        raise RunError(
+            f"{engine.info.label} returned no logits at step {step}: it has {', '.join(ours) or 'no outputs'}"
+        )
     if sides.localizer is not None:
         sites = {tap.site: tap for tap in engine.taps}
         finals = {final_site(name, sites): tensor for name, tensor in ours.items()}

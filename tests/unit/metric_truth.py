@@ -75,8 +75,9 @@ def check(actual, expected, m, valid=None, equal_nan=False):
     assert m.cosine == pytest.approx(cosine, rel=1e-9, abs=1e-9)
     if bb:
         assert m.scale == pytest.approx(ab / bb, rel=1e-7, abs=1e-11 * math.sqrt(aa / bb))
-    nonzero = y != 0
-    r = np.abs(d[nonzero] / y[nonzero])
+    nonzero = (x != 0) | (y != 0)
+    with np.errstate(divide="ignore"):
+        r = np.abs(d[nonzero] / y[nonzero])
     assert m.max_rel == pytest.approx(r.max(initial=0), **close)
     assert m.mean_rel == pytest.approx(r.sum() / max(1, r.size), **close)
     units = np.abs(d) / steps(widest(actual.dtype, expected.dtype), y)

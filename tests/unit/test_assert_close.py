@@ -193,11 +193,12 @@ def test_masked_arrays_are_compared_where_they_are_not_masked():
     expected = np.ma.masked_array([1.0, 2.0, 3.0, 4.0], mask)
     assert_close(np.ma.masked_array([1.0, 99.0, 3.0, 4.0], mask), expected)
     text = message(np.ma.masked_array([1.0, 99.0, 3.5, 4.0], mask), expected)
-    assert text.startswith("(not masked): 1 of 3 elements")
-    assert "2 of 4 elements are masked on one side only" in message(
+    assert text.startswith("1 of 3 elements")
+    assert "1 of 4 elements are masked in actual alone" in message(
         np.ma.masked_array([1.0, 2.0, 3.0, 4.0], [True, False, False, False]), expected
     )
-    assert "1 of 4 elements are masked on one side only" in message(torch.tensor([1.0, 2.0, 3.0, 4.0]), expected)
+    assert_close(torch.tensor([1.0, 99.0, 3.0, 4.0]), expected)
+    assert message(torch.tensor([1.0, 99.0, 3.5, 4.0]), expected).startswith("1 of 3 elements")
     assert "all 2 elements are masked" in message(*[np.ma.masked_array([1.0, 2.0], [True, True])] * 2)
 
 
@@ -323,6 +324,43 @@ def test_none_on_both_sides_is_passed_over_and_on_one_side_differs():
         assert_close([None], [None])
 
 
+def test_arrays_of_odd_layout_are_compared():
+    records = np.zeros(3, dtype=[("tag", "i1"), ("x", "f4")])
+    records["x"] = [1, 2, 3]
+    packed = np.frombuffer(b"?" + np.array([1, 2, 3], np.float32).tobytes(), np.float32, offset=1)
+    small = np.arange(1, 4, dtype=np.int8)[::-1][::-1]
+    for array in (records["x"], packed, small, np.array([1, 2, 3], np.ulonglong), np.array([1, 2, 3], ">u8")):
+        assert_close(array, np.array([1, 2, 3], np.float32))
+        assert message(array, np.array([1, 2, 4], np.float32)).startswith("1 of 3 elements")
+    assert_close(np.broadcast_to(np.float32(2), (3, 2)), np.full((3, 2), 2, np.float32))
+
+
+def test_a_complex_tensor_is_not_one_of_its_parts():
+    numbers = torch.tensor([1 + 2j, 3 - 1j])
+    assert "actual [2], expected [2, 2]" in message(numbers, torch.view_as_real(numbers))
+    assert_close(numbers.conj(), numbers.numpy().conj())
+    assert message(numbers.conj(), numbers).startswith("2 of 2 elements")
+
+
+def test_what_the_reference_masks_does_not_count():
+    expected = np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False])
+    assert_close(np.array([1.0, 99.0, 3.0]), expected)
+    assert_close(expected.copy(), expected)
+    assert message(np.array([1.0, 99.0, 4.0]), expected).startswith("1 of 2 elements")
+    assert "1 of 3 elements are masked in actual alone" in message(expected, np.array([1.0, 2.0, 3.0]))
+    assert "nothing to compare" in message({"x": np.ma.masked_all(3)}, {"x": np.ma.masked_all(3)})
+
+
+def test_the_sign_of_zero_counts_where_it_is_asked_for():
+    positive, negative = torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])
+    assert_close(negative, positive)
+    assert_close(negative, negative.half(), signed_zero=True)
+    assert message(negative, positive, signed_zero=True).startswith("1 of 2 elements are zeros of the other sign")
+    assert "1 of 1 elements are zeros" in message(complex(1, -0.0), complex(1, 0.0), signed_zero=True)
+    masked = np.ma.masked_array([0.0, 1.0], mask=[True, False])
+    assert_close(negative, masked, signed_zero=True)
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_narrow_floats_of_numpy_are_those_of_torch(name):
     ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -330,3 +368,10 @@ def test_narrow_floats_of_numpy_are_those_of_torch(name):
     assert_close(array[::-1], torch.tensor([[0.5, 4.0], [1.0, -2.0]]))
     with pytest.raises(AssertionError, match=f"{name} against float32"):
         assert_close(array, torch.tensor([[1.0, -2.0], [0.5, 8.0]]))
+
+
+def test_scales_of_microscaling_are_those_of_torch():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.array([1.0, 0.5, 4.0]).astype(ml_dtypes.float8_e8m0fnu)
+    assert_close(array, torch.tensor([1.0, 0.5, 4.0]).to(torch.float8_e8m0fnu))
+    assert message(array, torch.tensor([1.0, 0.5, 8.0])).startswith("1 of 3 elements")

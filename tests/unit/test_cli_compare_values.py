@@ -95,6 +95,16 @@ def test_numbers_that_are_no_plain_floats_are_compared(compare, tmp_path):
     assert "bad: 2 of 3 sites" in output
 
 
+def test_complex_numbers_against_their_parts_are_not_compared(compare, tmp_path):
+    angles = torch.polar(torch.ones(2, 3), torch.arange(6.0).reshape(2, 3))
+    torch.save({"freqs": angles, "x": X}, tmp_path / "a.pt")
+    for name, other in (("parts", torch.view_as_real(angles)), ("real", angles.real)):
+        torch.save({"freqs": other, "x": X}, tmp_path / f"{name}.pt")
+        code, output = compare(tmp_path / "a.pt", tmp_path / f"{name}.pt")
+        assert code == 2
+        assert "freqs" in output
+
+
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_quantized_tensor_of_torch_is_compared_by_its_numbers(compare, tmp_path):
     for name, scale in (("a", 0.1), ("b", 0.2)):

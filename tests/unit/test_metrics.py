@@ -139,9 +139,69 @@ def test_axes_must_name_every_dimension():
         measure(torch.zeros(2), torch.zeros(2), axes=("batch", "length"))
 
 
-def test_complex_tensors_are_refused():
-    with pytest.raises(UsageError, match="view_as_real"):
-        measure(torch.zeros(2, dtype=torch.complex64), torch.zeros(2))
+def test_complex_numbers_are_compared_by_magnitude():
+    """3 + 4i against 3: |d| = 4, |b| = 3; i against 2i: |d| = 1, |b| = 2."""
+    actual, expected = torch.tensor([[3 + 4j], [1j]]), torch.tensor([[3 + 0j], [2j]])
+    metrics = measure(actual, expected, axes=("batch", ""), rtol=0.6, atol=0.0)
+    assert (metrics.max_abs, metrics.max_abs_index, metrics.max_rel) == (4.0, (0, 0), pytest.approx(4 / 3))
+    assert (metrics.max_abs_actual, metrics.max_abs_expected) == (5.0, 3.0)
+    assert (metrics.mismatched, metrics.first_mismatch) == (1, (0, 0))
+    assert metrics.rel_l2 == pytest.approx(math.sqrt((16 + 1) / (9 + 4)))
+    assert metrics.by_row == pytest.approx((4 / 3, 1 / 2))
+    assert metrics.scale == pytest.approx((9 + 2) / (9 + 4))
+    valid = torch.tensor([[False], [True]])
+    assert measure(actual, expected, valid=valid).rel_l2 == pytest.approx(1 / 2)
+
+
+def test_a_small_part_beside_a_large_one_is_no_error_of_a_complex_number():
+    close = measure(torch.tensor([1e-9 + 1j]), torch.tensor([2e-9 + 1j]), atol=0.0)
+    assert (close.mismatched, close.rel_l2) == (0, pytest.approx(1e-9, rel=1e-6))
+    assert measure(torch.tensor([2 + 0j]), torch.tensor([2.0])).rel_l2 == 0.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [complex(-math.inf, 0), complex(0, math.inf), complex(math.nan, 0), 1 + 0j],
+    ids=["-inf", "infj", "nan", "1"],
+)
+def test_a_complex_infinity_equals_itself_alone(other):
+    infinite = torch.tensor([complex(math.inf, 0)])
+    assert measure(infinite, infinite).rel_l2 == 0.0
+    for pair in ((infinite, torch.tensor([other])), (torch.tensor([other]), infinite)):
+        metrics = measure(*pair, equal_nan=True)
+        assert (metrics.rel_l2, metrics.mismatched) == (math.inf, 1)
+
+
+def test_unsigned_integers_of_64_bits_are_exact():
+    expected = torch.tensor([2**64 - 1, 7], dtype=torch.uint64)
+    metrics = measure(torch.tensor([2**64 - 2, 7], dtype=torch.uint64), expected)
+    assert (metrics.max_abs, metrics.mismatched, metrics.max_ulp) == (1, 1, 1)
+    assert (metrics.max_abs_actual, metrics.max_abs_expected) == (2**64 - 2, 2**64 - 1)
+    assert measure(torch.tensor([1, 7]), torch.tensor([1, 7], dtype=torch.uint64)).rel_l2 == 0.0
+    assert measure(torch.tensor([-1, 7]), expected).max_abs == 2.0**64
+
+
+def test_powers_of_two_are_equal_or_not():
+    """float8_e8m0fnu holds scales; one step is a factor of two."""
+    scales = torch.tensor([0.5, 1.0, 4.0]).to(torch.float8_e8m0fnu)
+    assert measure(scales, scales).mismatched == 0
+    assert measure(torch.tensor([0.5, 1.0, 8.0]).to(torch.float8_e8m0fnu), scales).mismatched == 1
+    assert measure(torch.tensor([2.0**-120] * 3), scales).mismatched == 3
+
+
+@pytest.mark.parametrize("size", [3, 20_000, 400_000])
+def test_an_error_where_the_reference_is_zero_is_infinite(size):
+    """Two zeros are equal, and say nothing of the mean."""
+    expected = torch.zeros(size)
+    expected[0] = 2.0
+    actual = expected.clone()
+    actual[0] += 1.0
+    metrics = measure(actual, expected)
+    assert (metrics.max_rel, metrics.mean_rel) == (0.5, 0.5)
+    actual[-1] = 1e-3
+    metrics = measure(actual, expected)
+    assert (metrics.max_rel, metrics.mean_rel) == (math.inf, math.inf)
+    assert metrics.max_ulp == pytest.approx(1e-3 / torch.finfo(torch.float32).tiny / 2**-23)
 
 
 @pytest.mark.parametrize(

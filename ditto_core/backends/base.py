@@ -163,6 +163,38 @@ class RunsOperators(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FreshBuild:
+    """One build from nothing: the engine file, and what it is made of.
+
+    ``layers`` map layer -> kernel, ``timings`` timing-cache key -> tactic.
+    """
+
+    file: Path
+    library: str
+    layers: Mapping[str, str]
+    timings: Mapping[str, str]
+
+
+@runtime_checkable
+class BuildsFresh(Protocol):
+    """A backend that builds an ONNX file of fixed shapes again and again, without anything of an earlier build.
+
+    ``fresh_suffix`` is that of its engine files; ``fresh_settled`` are options that mean nothing here, with the reason.
+    """
+
+    fresh_suffix: str
+    fresh_settled: Mapping[str, str]
+
+    def fresh_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all options of a build. Raises :class:`~ditto_core.errors.UsageError` for an unknown one."""
+        ...
+
+    def build_fresh(self, onnx_path: Path, directory: Path, options: Mapping[str, Any]) -> FreshBuild:
+        """Write an engine that :meth:`Backend.open` loads. Raises :class:`~ditto_core.errors.BuildError`."""
+        ...
+
+
 @runtime_checkable
 class Diagnosed(Protocol):
     """A backend with more to say in `ditto doctor` than whether it works."""

@@ -28,8 +28,15 @@ PLAIN_ENGINE = "onnxruntime"
 class Builder(Protocol):
     """Builds one model again and again, without using anything of an earlier build."""
 
-    name: str
-    suffix: str
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        ...
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of its engine files."""
+        ...
 
     def build(self, path: Path, feed: Arrays, outputs: tuple[str, ...]) -> dict[str, Any] | None:
         """Write the engine to ``path``, and what it was built of to ``STEM_tactics.json`` beside it.

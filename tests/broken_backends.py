@@ -257,9 +257,8 @@ class missing_input(Broken):
 class wrong_shape(Broken):
     class session(Session):
         def step(self, inputs, sink):
-            ids = inputs.get("input_ids")
-            given = {**inputs, "input_ids": ids.expand(2, -1)} if ids is not None and ids.ndim == 1 else inputs
-            return super().step(given, sink)
+            positions = {name: tensor.reshape(2, -1) for name, tensor in inputs.items() if tensor.ndim == 3}
+            return super().step({**inputs, **positions}, sink)
 
 
 class works_after_a_refusal(Broken):

@@ -1,5 +1,9 @@
 """The built-in backends keep every promise; a backend that breaks one fails exactly at that check."""
 
+import re
+import sys
+from pathlib import Path
+
 import pytest
 from broken_backends import BROKEN
 
@@ -12,6 +16,7 @@ from ditto_core.testing.suite import PROMISES
 
 SLOW = {"other_process", "memory", "batch_sizes", "cleanup"}
 """They start a process or run many steps; of a broken backend only its own promise is checked among them."""
+PAGE = Path(__file__).parents[2] / "docs/backends.md"
 NAMES = [promise.__name__ for promise in PROMISES]
 
 
@@ -61,3 +66,15 @@ def test_openvino_without_its_look_at_the_inputs_is_found(workspace, monkeypatch
     with pytest.raises(AssertionError) as caught:
         check_backend(OpenVinoBackend(), workspace=workspace, without=set(NAMES) - chosen)
     assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]] == sorted(chosen)
+
+
+def test_the_whole_backend_of_the_documentation_keeps_every_promise(tmp_path, workspace, monkeypatch):
+    pytest.importorskip("openvino")
+    code = re.search(r"<!-- example: my_package.py -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    assert len(code.splitlines()) <= 60
+    (tmp_path / "my_package.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_package", raising=False)
+    from my_package import MyBackend
+
+    check_backend(MyBackend(), workspace=workspace)

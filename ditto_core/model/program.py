@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from ditto_core.errors import BuildError, first_line
 from ditto_core.model.export import quiet
@@ -16,6 +17,8 @@ from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper
 from ditto_core.sites import Tap
 from ditto_core.spec import ShapeProfile
+
+LEAST = 2
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def trace_program(model: LoadedModel, taps: Sequence[Tap], profile: ShapeProfile
             exported = torch.export.export(chosen, tuple(flat(arguments)), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise BuildError(f"{model.label} could not be exported: {first_line(error)}") from error
+    allow_short(exported)
     known = wrapper.traced.names
     refused = {tap.site: "no module of the model returns it" for tap in taps if tap.value not in known}
     caches = arguments[3] if model.decoder else ()
@@ -79,6 +83,15 @@ def trace_program(model: LoadedModel, taps: Sequence[Tap], profile: ShapeProfile
         refused,
         tuple(cache[:1, :, :0].clone() for cache in caches),
     )
+
+
+def allow_short(exported: torch.export.ExportedProgram) -> None:
+    """Lower the least of each dynamic size to 2, which torch takes for any: traced sizes are 2 or more, so a sum of
+    two, past + length, would have to be 4 or more."""
+    constraints = exported.range_constraints
+    for symbol, sizes in list(constraints.items()):
+        if sizes.lower > LEAST:
+            constraints[symbol] = ValueRanges(LEAST, sizes.upper)
 
 
 def flat(arguments: Sequence[Any]) -> list[Any]:

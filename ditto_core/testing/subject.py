@@ -82,6 +82,7 @@ class Subject:
     options: Mapping[str, Any]
     workspace: Workspace
     engines: dict[tuple[Model, tuple[str, ...]], Built] = field(default_factory=dict)
+    exports: dict[Model, Export] = field(default_factory=dict)
 
     @cached_property
     def folder(self) -> Path:
@@ -104,7 +105,9 @@ class Subject:
             raise UsageError(
                 f"{self.backend.name} builds from the model source; the checks need a backend with a graph"
             )
-        return self.workspace.graph(self.spec(model))
+        if model not in self.exports:  # asked again, the cache would repair what a backend writes into it
+            self.exports[model] = self.workspace.graph(self.spec(model))
+        return self.exports[model]
 
     def every_tap(self, model: Model = decoder) -> tuple[Tap, ...]:
         """Return a model's taps that are none of its outputs, in topological order."""

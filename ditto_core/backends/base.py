@@ -6,7 +6,7 @@ library asks for with ``isinstance``. A backend has a capability when it has the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -19,6 +19,8 @@ from ditto_core.errors import BackendError, nearest
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ditto_core.model.loading import LoadedModel
+    from ditto_core.model.program import Program
     from ditto_core.session import Session
     from ditto_core.sites import Tap
     from ditto_core.spec import EngineSpec
@@ -34,7 +36,8 @@ class BuildRequest:
 
     ``onnx_path`` has no taps among its outputs but every tap's value in its graph. ``outputs`` are the model's own
     final outputs. ``decoder`` tells whether the graph has KV-cache inputs ``past_key_values.{i}.key|value`` and outputs
-    ``present.{i}.key|value`` besides. ``artifacts`` is a folder for readable by-products, or None.
+    ``present.{i}.key|value`` besides. ``artifacts`` is a folder for readable by-products, or None. ``load`` returns the
+    model in float32, loaded once a process; without it, :meth:`exported_program` loads the model itself.
     """
 
     spec: EngineSpec
@@ -44,6 +47,22 @@ class BuildRequest:
     decoder: bool
     directory: Path
     artifacts: Path | None = None
+    load: Callable[[], LoadedModel] | None = field(default=None, repr=False, compare=False)
+
+    def exported_program(self) -> Program:
+        """Trace the model for a backend that builds from the module: the final outputs, the cache and the taps.
+
+        It is in the spec's dtype, and its dynamic sizes are bounded by the spec's profile. Raises
+        :class:`~ditto_core.errors.BuildError` when ``torch.export`` refuses the model.
+        """
+        import torch
+
+        from ditto_core.model.loading import load_model
+        from ditto_core.model.program import trace_program
+
+        spec = self.spec
+        model = self.load() if self.load else load_model(spec.model, implementation=spec.attention)
+        return trace_program(model.cast(getattr(torch, spec.dtype)), self.taps, spec.profile)
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,38 @@ class RunsOperators(Protocol):
 
         ``HERE`` is their folder, ``load_file`` reads safetensors as numpy arrays.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class FreshBuild:
+    """One build from nothing: the engine file, and what it is made of.
+
+    ``layers`` map layer -> kernel, ``timings`` timing-cache key -> tactic.
+    """
+
+    file: Path
+    library: str
+    layers: Mapping[str, str]
+    timings: Mapping[str, str]
+
+
+@runtime_checkable
+class BuildsFresh(Protocol):
+    """A backend that builds an ONNX file of fixed shapes again and again, without anything of an earlier build.
+
+    ``fresh_suffix`` is that of its engine files; ``fresh_settled`` are options that mean nothing here, with the reason.
+    """
+
+    fresh_suffix: str
+    fresh_settled: Mapping[str, str]
+
+    def fresh_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all options of a build. Raises :class:`~ditto_core.errors.UsageError` for an unknown one."""
+        ...
+
+    def build_fresh(self, onnx_path: Path, directory: Path, options: Mapping[str, Any]) -> FreshBuild:
+        """Write an engine that :meth:`Backend.open` loads. Raises :class:`~ditto_core.errors.BuildError`."""
         ...
 
 

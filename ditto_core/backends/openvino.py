@@ -75,6 +75,7 @@ class OpenVinoSession:
         except RuntimeError as error:
             raise BuildError(f"openvino refuses the engine: {first_line(error)}") from error
         self.taps = taps
+        self._shape = library.PartialShape
         self._request = compiled.create_infer_request()
         self._inputs = {name: port for port in compiled.inputs for name in port.get_names()}
         self._outputs = {name: index for index, port in enumerate(compiled.outputs) for name in port.get_names()}
@@ -103,8 +104,7 @@ class OpenVinoSession:
         """Run one forward pass; see :class:`~ditto_core.session.Session`."""
         feed = {name: tensor.detach().cpu().numpy() for name, tensor in inputs.items() if name in self._inputs}
         feed |= self._past
-        if missing := sorted(self._inputs.keys() - feed.keys()):  # OpenVINO would take the last step's
-            raise RunError(f"openvino failed: input {missing[0]!r} is not given")
+        self._check(feed)
         try:
             values = self._request.infer(feed, share_inputs=False, share_outputs=False)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -114,6 +114,15 @@ class OpenVinoSession:
         for tap in self.taps:
             sink(tap.site, torch.from_numpy(values[self._outputs[tap.value]]))
         return {name: torch.from_numpy(values[self._outputs[name]]) for name in self._finals}
+
+    def _check(self, feed: Mapping[str, Any]) -> None:
+        """Refuse what OpenVINO runs: for a missing input the last step's, for one of another rank anything."""
+        for name, port in self._inputs.items():
+            if name not in feed:
+                raise RunError(f"openvino failed: input {name!r} is not given")
+            expected = port.get_partial_shape()
+            if not expected.compatible(self._shape(feed[name].shape)):
+                raise RunError(f"openvino failed: input {name!r} is {feed[name].shape}, expected {expected}")
 
     def close(self) -> None:
         """Release the engine."""

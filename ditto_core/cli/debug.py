@@ -87,7 +87,7 @@ def build(
     good: shared.GoodSide,
     judgement: shared.Judgement,
     model: Path = typer.Argument(help="The ONNX model."),
-    backend: str = typer.Option("onnxruntime", help="onnxruntime or tensorrt."),
+    backend: str = typer.Option("onnxruntime", help="onnxruntime, or a backend that builds from nothing: tensorrt."),
     option: shared.BuildOption = None,
     expected: shared.Expected = None,
     iter_artifact: shared.OwnArtifact = None,

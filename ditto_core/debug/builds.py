@@ -13,30 +13,30 @@ from typing import Any, Protocol
 import onnx
 import torch
 
+from ditto_core.backends.base import BuildsFresh, get_backend, iter_backends
 from ditto_core.debug.evaluate import OnnxRuntime, run_session
 from ditto_core.debug.oracle import tensor
 from ditto_core.errors import BackendError, UsageError, nearest
 from ditto_core.graphs.files import read_graph, read_model, save
 from ditto_core.graphs.graph import Arrays, Graph
-from ditto_core.system.isolate import run_isolated
 
 TACTICS_SUFFIX = "_tactics.json"
-TENSORRT_TARGET = "ditto_core.debug.trt_build:build_fresh"
-SETTLED: Mapping[str, str] = {
-    "taps": "the model's outputs are compared",
-    "profiles": "an engine is built for the shapes of the inputs",
-    "timing_cache": "each build begins with an empty one",
-    "isolate": "each build runs in its own process",
-    "probe": "no kernel is measured",
-}
-"""TensorRT's options that mean nothing here, with the reason."""
+PLAIN_ENGINE = "onnxruntime"
+"""What this room itself evaluates graphs with; its settings come from the side that is taken for good."""
 
 
 class Builder(Protocol):
     """Builds one model again and again, without using anything of an earlier build."""
 
-    name: str
-    suffix: str
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        ...
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of its engine files."""
+        ...
 
     def build(self, path: Path, feed: Arrays, outputs: tuple[str, ...]) -> dict[str, Any] | None:
         """Write the engine to ``path``, and what it was built of to ``STEM_tactics.json`` beside it.
@@ -52,7 +52,7 @@ class OnnxRuntimeBuilder:
 
     model: Path
     engine: OnnxRuntime
-    name = "onnxruntime"
+    name = PLAIN_ENGINE
     suffix = ".onnx"
 
     def build(self, path: Path, feed: Arrays, outputs: tuple[str, ...]) -> dict[str, Any] | None:
@@ -64,51 +64,62 @@ class OnnxRuntimeBuilder:
 
 
 @dataclass(frozen=True)
-class TensorRTBuilder:
-    """Builds in a child process with an empty timing cache. Shapes are those of the feed: nothing is dynamic."""
+class FreshBuilder:
+    """Builds with a backend that can begin from nothing. Shapes are those of the feed: nothing is dynamic."""
 
     model: Path
+    name: str
     options: Mapping[str, Any]
-    name = "tensorrt"
-    suffix = ".engine"
+
+    @property
+    def backend(self) -> BuildsFresh:
+        """The backend. Raises :class:`UsageError` for one that cannot do this."""
+        return fresh_backend(self.name)
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of its engine files."""
+        return self.backend.fresh_suffix
 
     def build(self, path: Path, feed: Arrays, outputs: tuple[str, ...]) -> dict[str, Any] | None:
         """See :class:`Builder`."""
-        from ditto_core.backends.tensorrt.manifest import ENGINE_FILE
-
         with tempfile.TemporaryDirectory(prefix="ditto-debug-") as name:
             folder = Path(name)
             save(with_fixed_shapes(Graph.load(self.model), feed), folder / "model.onnx")
-            arguments = {"onnx_path": str(folder / "model.onnx"), "directory": name, "options": dict(self.options)}
-            tactics = run_isolated(TENSORRT_TARGET, arguments, timeout=self.options["timeout"])
-            shutil.copyfile(folder / ENGINE_FILE, path)
-            write_tactics(path, tactics["library"], tactics["layers"], tactics["timings"])
-            return run_tensorrt(folder, self.options, feed, outputs) if feed else None
+            made = self.backend.build_fresh(folder / "model.onnx", folder, self.options)
+            shutil.copyfile(made.file, path)
+            write_tactics(path, made.library, made.layers, made.timings)
+            return self._run(folder, feed, outputs) if feed else None
+
+    def _run(self, folder: Path, feed: Arrays, outputs: tuple[str, ...]) -> dict[str, Any] | None:
+        """Run a built engine once and return its ``outputs``, the KV cache too; None where it cannot run here."""
+        from ditto_core.pair.operators import as_array
+        from ditto_core.sites import Tap
+        from ditto_core.spec import EngineSpec
+
+        spec = EngineSpec.of(str(folder), backend=self.name, options=self.options)
+        try:
+            session = get_backend(self.name).open(spec, folder, tuple(Tap(name, name) for name in outputs))
+        except BackendError:
+            return None
+        try:
+            values: dict[str, Any] = {}
+            session.step(
+                {name: as_fed(array) for name, array in feed.items()},
+                lambda name, value: values.__setitem__(name, as_array(value)),
+            )
+            return values
+        finally:
+            session.close()
 
 
-def run_tensorrt(
-    folder: Path, options: Mapping[str, Any], feed: Arrays, outputs: tuple[str, ...]
-) -> dict[str, Any] | None:
-    """Run a built engine once and return its ``outputs``, the KV cache too; None where no GPU runs it."""
-    from ditto_core.backends.base import get_backend
-    from ditto_core.pair.operators import as_array
-    from ditto_core.sites import Tap
-    from ditto_core.spec import EngineSpec
-
-    spec = EngineSpec.of(str(folder), backend="tensorrt", options=options)
-    try:
-        session = get_backend("tensorrt").open(spec, folder, tuple(Tap(name, name) for name in outputs))
-    except BackendError:
-        return None
-    try:
-        values: dict[str, Any] = {}
-        session.step(
-            {name: as_fed(array) for name, array in feed.items()},
-            lambda name, value: values.__setitem__(name, as_array(value)),
-        )
-        return values
-    finally:
-        session.close()
+def fresh_backend(name: str) -> BuildsFresh:
+    """Return a backend that builds from nothing. Raises :class:`UsageError` for one that does not."""
+    backend = get_backend(name)
+    if isinstance(backend, BuildsFresh):
+        return backend
+    known = [PLAIN_ENGINE, *(each.name for each in iter_backends() if isinstance(each, BuildsFresh))]
+    raise UsageError(f"cannot build for {name!r} here, expected {' or '.join(known)}{nearest(name, known)}")
 
 
 def as_fed(array: Any) -> torch.Tensor:
@@ -144,15 +155,11 @@ def tactics_file(path: Path) -> Path:
 
 def make_builder(name: str, model: Path, engine: OnnxRuntime, options: Mapping[str, Any]) -> Builder:
     """Return a builder by the name of its backend. Raises :class:`UsageError` for one that has none, or an option."""
-    if name == "tensorrt":
-        from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
-
-        for given in SETTLED.keys() & options.keys():
-            raise UsageError(f"--option {given} is of no use here: {SETTLED[given]}")
-        return TensorRTBuilder(model, TensorrtOptions.parse({**options, "probe": False}).to_json())
-    if name == "onnxruntime" and options:
-        raise UsageError(f"--option {next(iter(options))} is of no use to onnxruntime here, expected --level")
-    if name == "onnxruntime":
+    if name == PLAIN_ENGINE and options:
+        raise UsageError(f"--option {next(iter(options))} is of no use to {name} here, expected --level")
+    if name == PLAIN_ENGINE:
         return OnnxRuntimeBuilder(model, engine)
-    known = ("onnxruntime", "tensorrt")
-    raise UsageError(f"cannot build for {name!r} here, expected {' or '.join(known)}{nearest(name, known)}")
+    backend = fresh_backend(name)
+    for given in backend.fresh_settled.keys() & options.keys():
+        raise UsageError(f"--option {given} is of no use here: {backend.fresh_settled[given]}")
+    return FreshBuilder(model, name, backend.fresh_options(options))

@@ -18,7 +18,9 @@ from ditto_core.sites import RAW_PREFIXES, Tap, matches
 from ditto_core.spec import EngineSpec, ModelSource, Range, ShapeProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from ditto_core.model.loading import LoadedModel
 
 MANIFEST_FILE = "engine.json"
 PROVENANCE_FILE = "provenance.json"
@@ -159,11 +161,17 @@ def raw_names(export: Export) -> dict[str, Tap]:
     return known | {tap.value: tap for tap in taps} | {tap.fx_node: tap for tap in taps if tap.fx_node}
 
 
-def build_into(spec: EngineSpec, export: Export, directory: Path, artifacts: Path | None = None) -> Engine:
+def build_into(
+    spec: EngineSpec,
+    export: Export,
+    directory: Path,
+    artifacts: Path | None = None,
+    load: Callable[[], LoadedModel] | None = None,
+) -> Engine:
     """Build the engine of a spec into an empty directory and write its manifest and provenance."""
     backend = get_backend(spec.backend)
     taps = resolve_taps(spec, export)
-    request = BuildRequest(spec, export.onnx_path, taps, export.finals, export.decoder, directory, artifacts)
+    request = BuildRequest(spec, export.onnx_path, taps, export.finals, export.decoder, directory, artifacts, load)
     report: BuildReport = backend.build(request)
     shutil.copyfile(export.directory / PROVENANCE_FILE, directory / PROVENANCE_FILE)
     engine = Engine(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,8 +135,10 @@ class Workspace:
 
         A backend that :class:`~ditto_core.backends.base.BuildsFromSource` gets one without a graph.
         """
-        if isinstance(get_backend(spec.backend), BuildsFromSource):
-            return self._outline(spec)
+        return self._outline(spec) if isinstance(get_backend(spec.backend), BuildsFromSource) else self.graph(spec)
+
+    def graph(self, spec: EngineSpec) -> Export:
+        """Return the export with its ONNX graph, whatever the backend is."""
         from ditto_core.model.export import Export
 
         sizes = [spec.dynamic, [name for name, _ in spec.profile.more]]
@@ -214,7 +217,8 @@ class Workspace:
             made.append(directory)
             start = time.perf_counter()
             with self.progress(f"building {spec.model.label} {spec.label}"):
-                engine = build_into(spec, exported, directory, artifacts)
+                load = partial(self.model, spec.model, spec.attention)
+                engine = build_into(spec, exported, directory, artifacts, load)
             facts = {**engine.facts, "export": content, "build_seconds": round(time.perf_counter() - start, 3)}
             replace(engine, facts=facts).save_manifest()
 

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import debug_cases as cases
+from ditto_core.backends.tensorrt.fresh import timing_entries
 from ditto_core.cli import application
 from ditto_core.debug.tactics import diff_tactics
-from ditto_core.debug.trt_build import timing_entries
 from ditto_core.errors import DittoError, UsageError
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import BuildReport, BuildRequest, EngineLayer, Inspection
+from ditto_core.backends.base import BuildReport, BuildRequest, EngineLayer, FreshBuild, Inspection
 from ditto_core.backends.tensorrt.build import Order, build_engine
 from ditto_core.backends.tensorrt.layers import load_layers, modules_of
 from ditto_core.backends.tensorrt.library import load_library
-from ditto_core.backends.tensorrt.manifest import EngineManifest
+from ditto_core.backends.tensorrt.manifest import ENGINE_FILE, EngineManifest
 from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
 from ditto_core.errors import BackendError
 from ditto_core.sites import Tap
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
 
 TARGET = "ditto_core.backends.tensorrt.build:build_engine"
 ARTIFACTS_TARGET = "ditto_core.backends.tensorrt.build:explain_engine"
+FRESH_TARGET = "ditto_core.backends.tensorrt.fresh:build_fresh"
 BUILD_LOG = "build.log"
+SETTLED: Mapping[str, str] = {
+    "taps": "the model's outputs are compared",
+    "profiles": "an engine is built for the shapes of the inputs",
+    "timing_cache": "each build begins with an empty one",
+    "isolate": "each build runs in its own process",
+    "probe": "no kernel is measured",
+}
+"""Options that mean nothing to a build from nothing, with the reason."""
 
 
 class TensorRTBackend:
@@ -31,6 +41,8 @@ class TensorRTBackend:
 
     name = "tensorrt"
     dtypes = ("float32", "float16", "bfloat16")
+    fresh_suffix = ".engine"
+    fresh_settled = SETTLED
 
     def check(self, spec: EngineSpec) -> None:
         """Raise when TensorRT is missing, lacks the dtype or a feature, or an option is unknown."""
@@ -61,6 +73,16 @@ class TensorRTBackend:
         """Write what a build writes for people, from an engine that is built and its ONNX file."""
         order = order_of(request)
         run_isolated(ARTIFACTS_TARGET, order.to_json(), timeout=order.options.timeout)
+
+    def fresh_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all options of a build from nothing."""
+        return TensorrtOptions.parse({**options, "probe": False}).to_json()
+
+    def build_fresh(self, onnx_path: Path, directory: Path, options: Mapping[str, Any]) -> FreshBuild:
+        """Build in a child process with an empty timing cache."""
+        arguments = {"onnx_path": str(onnx_path), "directory": str(directory), "options": dict(options)}
+        made = run_isolated(FRESH_TARGET, arguments, timeout=options["timeout"])
+        return FreshBuild(directory / ENGINE_FILE, **made)
 
     def check_runs(self) -> None:
         """Raise :class:`BackendError` without a GPU."""

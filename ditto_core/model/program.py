@@ -1,0 +1,114 @@
+"""Module -> ExportedProgram with just the wanted outputs, its dynamic sizes bounded by a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from ditto_core.errors import BuildError, first_line
+from ditto_core.model.export import quiet
+from ditto_core.model.loading import LoadedModel
+from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper
+from ditto_core.sites import Tap
+from ditto_core.spec import ShapeProfile
+
+LEAST = 2
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced model. Inputs and outputs are flat lists of tensors in the order of their names.
+
+    ``outputs`` are the model's own outputs, the cache's ``present.{i}.key|value``, then the ``taps``. ``refused`` are
+    the taps that no tensor of the module is (site -> reason): raw names of other graphs. ``empty_past`` are the inputs
+    ``past_key_values.{i}.key|value`` of one row that no step has filled, [1, kv_head, 0, head_dim].
+    """
+
+    exported: torch.export.ExportedProgram
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    taps: tuple[Tap, ...]
+    refused: dict[str, str]
+    empty_past: tuple[torch.Tensor, ...] = ()
+
+
+class Chosen(nn.Module):
+    """A wrapper that takes its inputs as one flat list and returns the model's own outputs and ``wanted`` values."""
+
+    def __init__(self, wrapper: Wrapper, wanted: Sequence[str]) -> None:
+        super().__init__()
+        self.wrapper = wrapper
+        self.wanted = tuple(wanted)
+        self.decoder = isinstance(wrapper, DecoderWrapper)
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs in the order of :meth:`names`."""
+        given: tuple[Any, ...] = (*inputs[:3], list(inputs[3:])) if self.decoder else (list(inputs),)
+        results = self.wrapper(*given)
+        values = dict(zip(self.wrapper.traced.names, results, strict=True))
+        return tuple(values[name] for name in self.names())
+
+    def names(self) -> tuple[str, ...]:
+        """Return the outputs' names, once the module has been traced."""
+        traced = self.wrapper.traced
+        return (*traced.outputs, *(n for n in self.wanted if n in traced.taps and n not in traced.outputs))
+
+
+def trace_program(model: LoadedModel, taps: Sequence[Tap], profile: ShapeProfile) -> Program:
+    """Trace a model in its own dtype. Raises :class:`BuildError` with the first line of the exporter's complaint."""
+    wrapper: Wrapper = DecoderWrapper(model.module) if model.decoder else ModuleWrapper(model.module, model.examples)
+    arguments, dynamic, names = wrapper.signature()
+    chosen = Chosen(wrapper, tuple(dict.fromkeys(tap.value for tap in taps)))
+    try:
+        with quiet(), torch.no_grad():
+            shapes = {"inputs": bounded(dynamic, profile)}
+            exported = torch.export.export(chosen, tuple(flat(arguments)), dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        raise BuildError(f"{model.label} could not be exported: {first_line(error)}") from error
+    allow_short(exported)
+    known = wrapper.traced.names
+    refused = {tap.site: "no module of the model returns it" for tap in taps if tap.value not in known}
+    caches = arguments[3] if model.decoder else ()
+    return Program(
+        exported,
+        tuple(names),
+        chosen.names(),
+        tuple(tap for tap in taps if tap.value in known),
+        refused,
+        tuple(cache[:1, :, :0].clone() for cache in caches),
+    )
+
+
+def allow_short(exported: torch.export.ExportedProgram) -> None:
+    """Lower the least of each dynamic size to 2, which torch takes for any: traced sizes are 2 or more, so a sum of
+    two, past + length, would have to be 4 or more."""
+    constraints = exported.range_constraints
+    for symbol, sizes in list(constraints.items()):
+        if sizes.lower > LEAST:
+            constraints[symbol] = ValueRanges(LEAST, sizes.upper)
+
+
+def flat(arguments: Sequence[Any]) -> list[Any]:
+    """Return tensors, and those of lists, in one list."""
+    return [each for item in arguments for each in (item if isinstance(item, list) else [item])]
+
+
+def bounded(dynamic: dict[str, Any], profile: ShapeProfile) -> tuple[dict[int, Any], ...]:
+    """Return the dynamic sizes of the flat inputs, each within the profile.
+
+    Of a model that is not a decoder only the batch has bounds: other sizes are not the profile's.
+    """
+    if "past" not in dynamic:
+        rows = Dim.AUTO(min=profile.batch.min, max=profile.batch.max)
+        return tuple({axis: dim if axis else rows for axis, dim in sizes.items()} for sizes in dynamic["inputs"])
+    batch, length, past = (Dim.DYNAMIC(min=r.min, max=r.max) for r in (profile.batch, profile.length, profile.past))
+    least, most = profile.length.min + profile.past.min, profile.length.max + profile.past.max
+    total = Dim.DYNAMIC(min=least, max=most)
+    tokens = {0: batch, 1: length}
+    return (tokens, {0: batch, 1: total}, tokens, *({0: batch, 2: past} for _ in dynamic["past"]))

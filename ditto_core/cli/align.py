@@ -31,7 +31,7 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the map and the faults here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:
-    """Align an engine file with its model by value, and say where it goes wrong."""
+    """Align an engine file with its model by value; name its faults."""
     from ditto_core.align.aligning import concluded, study
     from ditto_core.align.alignment import summary
     from ditto_core.align.file import OnnxFile

@@ -136,12 +136,12 @@ class TensorRTSession:
 
     def _profile(self) -> int:
         """Return the first profile that serves this step's sizes."""
-        named = {name: size for name, size in self._sizes.items() if name in vars(self._profiles[0])}
+        named = {name: size for name, size in self._sizes.items() if name in self._profiles[0].ranges}
         for index, profile in enumerate(self._profiles):
-            if all(size in getattr(profile, name) for name, size in named.items()):
+            if all(size in profile.ranges[name] for name, size in named.items()):
                 return index
         widest = self._profiles[-1]
-        widest.check(**{name: named.get(name, getattr(widest, name).min) for name in vars(widest)})
+        widest.check(**{name: named.get(name, widest.ranges[name].min) for name in STEP})
         served = ", ".join(map(str, self.manifest.profiles))
         raise UsageError(f"no profile of the engine serves {named}, it has {served}")
 

@@ -79,11 +79,16 @@ class Engine:
         return cls(directory, spec_from_json(data.pop("spec")), taps, **data)
 
     def copy_to(self, directory: Path) -> Engine:
-        """Copy the engine to a directory of the user's, which must be absent or empty."""
+        """Copy the engine to a directory of the user's, which must be absent or empty.
+
+        The copy names this engine's model: in the cache one engine serves every model of the same content.
+        """
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise BuildError(f"{directory} is not empty, expected a new or empty output directory")
         shutil.copytree(self.directory, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("entry.json"))
-        return Engine(**{**self.__dict__, "directory": directory})
+        copied = Engine(**{**self.__dict__, "directory": directory})
+        copied.save_manifest()
+        return copied
 
 
 def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:

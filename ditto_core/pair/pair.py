@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ditto_core.backends.base import check_runs
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import UsageError
 from ditto_core.model.checkpoint import vocab_size
@@ -107,6 +108,7 @@ class Pair:
             raise UsageError(f"{self.spec.model.label} is not a decoder: call run(inputs) instead of generate(prompts)")
         batch = self.encode(prompts)  # before the engine is built: a text may have no tokenizer
         self._check_profile(batch, max_new_tokens)
+        check_runs(self.spec.backend)
         check_padding(self.sessions.export, batch)
         self._fed = batch
         tokenizer = self.tokenizer

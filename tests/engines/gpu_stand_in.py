@@ -176,7 +176,7 @@ def gpu_stand_in(workspace: Workspace, fault: Any = None) -> Iterator[TensorRTOn
     real = base.get_backend
     overwritten = torch.__future__.get_overwrite_module_params_on_conversion()
     with pytest.MonkeyPatch.context() as patch, GpuStandIn():
-        for module in ("engines.engine", "engines.workspace", "backends.base"):
+        for module in ("engines.engine", "engines.workspace", "backends.base", "debug.builds"):
             patch.setattr(f"ditto_core.{module}.get_backend", lambda n: backend if n == "tensorrt" else real(n))
         for module in ("pair.sessions", "gates.job"):
             patch.setattr(f"ditto_core.{module}.check_device", lambda name: None)

@@ -156,7 +156,7 @@ def test_inputs_may_lie_on_either_side(workspace, source, where, device, tmp_pat
 
 @pytest.mark.parametrize(("dtype", "device"), SIDES)
 def test_a_gate_and_a_calibration_run(workspace, dtype, device):
-    suite = tiny_suite(2, 2, 1)
+    suite = tiny_suite(6, 6, 1)
     workspace.export(spec_of(dtype=dtype))
     with gpu_stand_in(workspace) as backend:
         gate = Gate(spec_of(dtype=dtype), suite, max_new_tokens=3, device=device, policy=Policy(resamples=100))

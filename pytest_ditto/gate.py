@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ditto_core.errors import UsageError
-from ditto_core.gates import marker
+from ditto_core.gates.signature import MARKER
 from pytest_ditto.bench import bench_of
 from pytest_ditto.fixtures import require
 from pytest_ditto.marker import wanted
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ditto_core.gates import Gate, GateResult
     from ditto_core.gates.settings import GateSettings
 
-SIGNATURE = marker.SIGNATURE
 SHARD = "_ditto_gate_shard"
 FOLDER = "ditto-gates"
 SCORED, JUDGED = "ditto_gate_scored", "ditto_gate"
@@ -47,14 +46,17 @@ def ditto_gate(
 
     With several shards, all tests but the last to finish are skipped.
     """
+    from ditto_core.gates.marker import MarkedGate
     from ditto_core.gates.shards import Shard
     from ditto_core.gates.text import plan
 
     item = request.node
-    if item.get_closest_marker(marker.MARKER) is None:
-        raise UsageError(f"the test uses the fixture ditto_gate without a marker: add @pytest.mark.{marker.MARKER}()")
-    marked, shard = marker.MarkedGate.of(arguments_of(item), item.config.rootpath), Shard.parse(_ditto_gate_shard)
+    if item.get_closest_marker(MARKER) is None:
+        raise UsageError(f"the test uses the fixture ditto_gate without a marker: add @pytest.mark.{MARKER}()")
+    marked, shard = MarkedGate.of(arguments_of(item), item.config.rootpath), Shard.parse(_ditto_gate_shard)
     gate = gate_of(item, marked.settings)
+    update = request.config.stash[OPTIONS].update_baseline
+    marked.check_files(update=update)
     bench_of(request.config).close()  # its sessions' memory is the gate's now
     print("\n".join(plan(gate.suite, gate.policy, gate.dtype)))  # pytest shows it with -s, or when the test fails
 
@@ -62,7 +64,6 @@ def ditto_gate(
         folder = shared_folder(request.config, tmp_path_factory)
         return part if shard.count == 1 else judged_last(item, part, shard.count, folder)
 
-    update = request.config.stash[OPTIONS].update_baseline
     result = marked.run(gate, ditto_workspace, shard, update=update, together=together)
     report(item, result)
     return result
@@ -70,7 +71,9 @@ def ditto_gate(
 
 def arguments_of(node: Any) -> dict[str, Any]:
     """Return the arguments of all ``ditto_gate`` markers around a test; the nearest wins."""
-    return marker.merged((mark.args, mark.kwargs) for mark in reversed(list(node.iter_markers(marker.MARKER))))
+    from ditto_core.gates.marker import merged
+
+    return merged((mark.args, mark.kwargs) for mark in reversed(list(node.iter_markers(MARKER))))
 
 
 def gate_of(item: pytest.Item, settings: GateSettings) -> Gate:
@@ -85,8 +88,10 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     """Make one test for each shard. Errors in the marker are reported when the test runs."""
     if SHARD not in metafunc.fixturenames:
         return
+    from ditto_core.gates.marker import shards_of
+
     try:
-        shards = marker.shards_of(arguments_of(metafunc.definition))
+        shards = shards_of(arguments_of(metafunc.definition))
     except UsageError:
         return
     if shards:
@@ -95,8 +100,10 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 def judged_last(item: pytest.Item, part: GateResult, count: int, folder: Path) -> GateResult:
     """Put a shard beside the others; skip the test unless it is the last of them."""
+    from ditto_core.gates.marker import gathered
+
     item.user_properties.append((SCORED, item.nodeid.partition("[")[0]))
-    result = marker.gathered(part, count, folder)
+    result = gathered(part, count, folder)
     if result is None:
         pytest.skip(f"shard {part.shard} is scored; the last of {count} shards judges the gate")
     return result

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ditto_core.gates.signature import SIGNATURE as GATE_SIGNATURE
 from ditto_core.system.gpus import pin_gpu
 from pytest_ditto import bench, examples, gate, marker, pytest_options, reporting, reports
 from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
@@ -33,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options and register the marker."""
     config.addinivalue_line("markers", marker.SIGNATURE)
-    config.addinivalue_line("markers", gate.SIGNATURE)
+    config.addinivalue_line("markers", GATE_SIGNATURE)
     config.stash[pytest_options.OPTIONS] = pytest_options.read_options(config)
     pin_worker(config)
     config.stash[bench.NOTES] = []

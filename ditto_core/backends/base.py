@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from packaging.requirements import Requirement
 
 from ditto_core.errors import BackendError, nearest
+from ditto_core.spec import ENGINE_FILE_BACKEND
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -244,8 +245,8 @@ class Inspection:
 
 
 def backend_names() -> list[str]:
-    """Return the names of all registered backends, sorted."""
-    return sorted({point.name for point in entry_points(group=ENTRY_POINTS)})
+    """Return the names of all registered backends, sorted, without the one that only ``engine=`` asks for."""
+    return sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - {ENGINE_FILE_BACKEND})
 
 
 def get_backend(name: str) -> Backend:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare._record import decode, encode
 from ditto_core.compare.bounds import Rule, parse_rules
-from ditto_core.compare.rows import RowError, row_factor
+from ditto_core.compare.row import RowError, row_factor
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, Verdict, decide
 from ditto_core.errors import SelectorError, UsageError
 from ditto_core.sites import matches, no_match

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import UsageError, nearest
 from ditto_core.gates.settings import KNOWN, SPEC, GateSettings, project_gate
+from ditto_core.gates.signature import MARKER
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from ditto_core.gates.result import GateResult
     from ditto_core.gates.shards import Shard
 
-MARKER = "ditto_gate"
-SIGNATURE = (
-    f"{MARKER}(name='', *, suite='classics', limits={{}}, alpha=0.05, baseline=None, samples=None, shards=1, jobs=1, "
-    "output=None, …): run a suite through the engine of `ditto_engine` and its reference. `name` is a table of "
-    "[tool.ditto_core.gates]; `shards` makes so many tests, for xdist; `jobs` are processes of one test."
-)
 OWN_KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "shards": ("an integer", (int,)),
     "jobs": ("an integer", (int,)),
@@ -56,6 +51,14 @@ class MarkedGate:
         output = self.arguments.get("output")
         return self.settings.folder / output if output else None
 
+    def check_files(self, *, update: bool) -> None:
+        """Raise :class:`~ditto_core.errors.TraceError` where the result, or with ``update`` the baseline, cannot be
+        written."""
+        from ditto_core.system.files import check_writable
+
+        for path in filter(None, (self.output, self.settings.baseline if update else None)):
+            check_writable(path)
+
     def run(
         self,
         gate: Gate,
@@ -72,13 +75,11 @@ class MarkedGate:
         from ditto_core.engines.workers import local_processes
         from ditto_core.gates.baseline import Baseline
         from ditto_core.gates.gate import run_gate
-        from ditto_core.system.files import check_writable
 
+        self.check_files(update=update)
         written = self.settings.baseline if update else None
         baseline = Baseline.load(self.settings.baseline) if self.settings.baseline and not update else None
         execute = local_processes(self.arguments.get("jobs", 1))
-        for path in filter(None, (self.output, written)):
-            check_writable(path)
         result = together(run_gate(gate, workspace, shard=shard, baseline=baseline, run=execute))
         if written:
             Baseline.of(result).save(written)

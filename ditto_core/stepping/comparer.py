@@ -11,7 +11,8 @@ import torch
 from ditto_core.compare.judging import UNTAPPED
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult
-from ditto_core.compare.rows import SMALL, RowError, row_errors, worst_row
+from ditto_core.compare.row import RowError
+from ditto_core.compare.rows import SMALL, row_errors, worst_row
 from ditto_core.compare.tokens import Flip, LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
 from ditto_core.compare.tolerance import INTEGERS, TABLE, Tolerance
 from ditto_core.compare.ulp import coarser

@@ -125,13 +125,16 @@ def test_tolerances_are_measured_over_the_suite_of_a_gate(command, tmp_path):
     refused = command("calibrate", *words)
     assert refused.returncode == 2
     assert "not calibrated: the logits diverge, step 0: kl_mean" in refused.stderr
-    rules.write_text("""[tolerances]\nlogits = [{ metric = "kl_mean", bound = 0.05, reason = "tiny model" }]\n""")
+    rules.write_text(
+        """[tolerances]\nlogits = [{ metric = "kl_mean", bound = 0.05, reason = "tiny model" },
+ { metric = "top1_disagreement", bound = 0.2 }]\n"""
+    )
     done = command("calibrate", *words)
     assert done.returncode == 0, done.stderr
     assert "2 rules in" in done.stderr
     assert "suite: 2 of 2 samples" in done.stderr
     assert "onnxruntime int8 against onnxruntime float32, 1 steps" in rules.read_text()
-    assert [rule.selector for rule in load_tolerance(rules).rules] == ["logits", "lm_head"]
+    assert [rule.selector for rule in load_tolerance(rules).rules] == ["logits", "logits", "lm_head"]
 
 
 def test_a_result_is_held_against_the_projects_own_table(command, project, tmp_path):

@@ -120,7 +120,7 @@ def test_a_single_value_does_not_parametrize(project):
 @pytest.mark.parametrize(
     ("marker", "message"),
     [
-        ("model=tiny_llama, backnd='x'", "has no argument 'backnd'; did you mean 'backend'? (known: model, backend, *"),
+        ("model=tiny_llama, backnd='x'", "has no argument 'backnd'; did you mean 'backend'? (known: model, *"),
         ("'a', 'b'", "takes one positional argument, the model, but got 2"),
         ("'a', model='b'", "got its model twice"),
         ("dtype='float16'", "names no model, expected a Hub id, a path or model=callable"),

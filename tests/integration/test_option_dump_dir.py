@@ -23,7 +23,7 @@ def test_failed_tests_leave_their_dump_and_passed_ones_nothing(project):
     project.makepyfile(test_it=BOTH)
     result = project.runpytest_inprocess("--ditto-dump-dir=dump")
     result.assert_outcomes(passed=1, failed=1)
-    assert dumped(project) == {"test_diverges": {"engine", "reference", "comparison.json"}}
+    assert dumped(project) == {"test_diverges": {"engine", "reference", "comparison.json", "floor.json"}}
     folder = next((project.path / "dump").iterdir())
     result.stdout.fnmatch_lines([f"E * dump: {folder}", f"E * next: ditto compare {folder}/engine {folder}/reference"])
 
@@ -61,8 +61,8 @@ def test_tests_of_one_name_have_folders_of_their_own(project):
     folders = sorted(p.name for p in (project.path / "dump").iterdir())
     assert len(folders) == 3
     second = next((project.path / "dump").glob("*TestB*"))
-    assert {p.name for p in second.iterdir()} == {"engine", "reference", "comparison.json", "run1"}
-    assert {p.name for p in (second / "run1").iterdir()} == {"engine", "reference", "comparison.json"}
+    assert {p.name for p in second.iterdir()} == {"engine", "reference", "comparison.json", "floor.json", "run1"}
+    assert {p.name for p in (second / "run1").iterdir()} == {"engine", "reference", "comparison.json", "floor.json"}
 
 
 def test_folder_names_are_safe_short_and_unique(tmp_path):

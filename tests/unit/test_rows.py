@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from ditto_core.compare.rows import RowError, row_dimensions, row_errors, worst_row
+from ditto_core.compare.row import RowError
+from ditto_core.compare.rows import row_dimensions, row_errors, worst_row
 
 AXES = ("batch", "length", "")
 

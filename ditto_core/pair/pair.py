@@ -257,8 +257,9 @@ class Pair:
         folder, count = self.options.dump, len(self.comparisons)
         dump = folder / f"run{count}" if folder and count else folder
         comparison = self._runner.run(run_fn, key, localize=localize, reader=self.reader, dump=dump)
-        self.comparisons.append(replace(comparison, notes=(*comparison.notes, *notes)))
-        return self.comparisons[-1]
+        noted = replace(comparison, notes=(*comparison.notes, *notes))
+        self.comparisons.append(noted)  # a list of examples keeps the worst only
+        return noted
 
     def _feed(self, prompts: AnyInputs, steps: int, *, localize: bool) -> Comparison:
         if prompts is None or isinstance(prompts, Mapping):

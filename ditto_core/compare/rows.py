@@ -19,6 +19,9 @@ POSITIONS = ("length", "total", "past")
 BLOCK = 1 << 20
 """Elements that are widened to float64 at a time."""
 
+NARROW = 32
+"""Rows of fewer elements are measured against the usual row: one number near 0 has a large relative error of its own."""
+
 SMALL = 2.0**-10
 """A row's error is measured against at least this share of the root mean square row, so that rows of zeros have one."""
 
@@ -56,6 +59,7 @@ def row_errors(
     flat = [side.permute(order).reshape(count, -1) for side in sides]
     parts = zip(*(torch.split(side, max(1, BLOCK // flat[0].shape[1])) for side in flat), strict=True)
     error, size = (torch.cat(sums) for sums in zip(*(norms(*part) for part in parts), strict=True))
+    least = 1.0 if flat[0].shape[1] < NARROW else least
     usual = size.square().mean().sqrt()
     found = torch.where(error == 0, 0, error / size.clamp(min=least * float(usual)))
     return torch.where(found.isnan(), torch.inf, found)

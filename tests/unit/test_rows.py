@@ -32,15 +32,23 @@ def test_rows_are_numbered_by_batch_and_position(axes, dims):
 
 
 def test_each_row_has_an_error_of_its_own():
-    errors = row_errors(rows((3, 4), (0, 0), (6, 8)), rows((3, 4), (3, 4), (6, 8)), AXES)
+    errors = row_errors(rows((3, 4), (0, 0), (3, 4)), rows((3, 4), (3, 4), (3, 4)), AXES)
     assert errors.tolist() == [0, 1, 0]
     assert row_errors(rows((3, 4), (3, 9)), rows((3, 4), (3, 4)), AXES).tolist() == [0, 1]
 
 
 def test_a_row_of_zeros_is_measured_against_the_usual_row():
-    expected = rows((0, 0), (3, 4))
-    errors = row_errors(rows((0, 1e-6), (3, 4)), expected, AXES)
-    assert errors[0] == pytest.approx(1e-6 / (2**-10 * 5 / math.sqrt(2)))
+    wide = torch.ones(1, 2, 32)
+    wide[0, 0] = 0
+    actual = wide.clone()
+    actual[0, 0, 0] = 1e-6
+    assert row_errors(actual, wide, AXES)[0] == pytest.approx(1e-6 / (2**-10 * math.sqrt(32 / 2)))
+
+
+def test_a_narrow_row_is_measured_against_the_usual_row():
+    """One number near 0 has a large relative error of its own, which says nothing."""
+    errors = row_errors(rows((1e-3, 0), (3, 4)), rows((1e-4, 0), (3, 4)), AXES)
+    assert errors[0] == pytest.approx(9e-4 / (5 / math.sqrt(2)), rel=1e-3)
 
 
 def test_padding_does_not_count():

@@ -20,7 +20,7 @@ BLOCK = 1 << 20
 """Elements that are widened to float64 at a time."""
 
 NARROW = 32
-"""Rows of fewer elements are measured against the usual row: one number near 0 has a large relative error of its own."""
+"""Rows of fewer elements are measured against the usual row: one number near 0 has a large relative error."""
 
 SMALL = 2.0**-10
 """A row's error is measured against at least this share of the root mean square row, so that rows of zeros have one."""

@@ -29,7 +29,7 @@ def test_a_padded_batch_agrees_at_every_site_and_step(workspace):
     # 5 tokens of the prompt and the 3 that were fed after it.
     assert pair.sessions.engine.past["past_key_values.0.key"].shape[:1] == (2,)
     assert pair.sessions.engine.past["past_key_values.0.key"].shape[2] == 8
-    with pytest.raises(RunError, match="'attention_mask' is not given"):
+    with pytest.raises(RunError, match="'input_ids' is not given"):
         pair.sessions.engine.step({}, lambda site, tensor: None)  # OpenVINO itself would take the last step's inputs
 
 

@@ -117,7 +117,7 @@ def export(
     wrapper = wrap(model, named)
     arguments, dynamic, input_names = wrapper.signature()
     program = None
-    with quiet(), torch.no_grad(), own_symbols(not model.decoder):
+    with quiet(), torch.no_grad(), own_symbols(not model.decoder), restored(model.module):
         run_once(model, wrapper, arguments)
         try:
             program = torch.export.export(wrapper, arguments, dynamic_shapes=dynamic, strict=False)
@@ -227,6 +227,21 @@ def own_symbols(wanted: bool) -> AbstractContextManager[Any]:
     config: Any = importlib.import_module("torch.fx.experimental._config")
     patched: AbstractContextManager[Any] = config.patch(use_duck_shape=not wanted)
     return patched
+
+
+@contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """Give each module its attributes back: what a forward keeps while it is traced holds no numbers."""
+    before = [
+        (vars(part), {k: v.copy() if isinstance(v, dict) else v for k, v in vars(part).items()})
+        for part in module.modules()
+    ]
+    try:
+        yield
+    finally:
+        for attributes, kept in before:
+            attributes.clear()
+            attributes.update(kept)
 
 
 @contextmanager

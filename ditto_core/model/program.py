@@ -12,7 +12,7 @@ from torch.export import Dim
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ditto_core.errors import BuildError, first_line
-from ditto_core.model.export import quiet
+from ditto_core.model.export import quiet, restored
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper
 from ditto_core.sites import Tap
@@ -66,7 +66,7 @@ def trace_program(model: LoadedModel, taps: Sequence[Tap], profile: ShapeProfile
     arguments, dynamic, names = wrapper.signature()
     chosen = Chosen(wrapper, tuple(dict.fromkeys(tap.value for tap in taps)))
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), torch.no_grad(), restored(model.module):
             shapes = {"inputs": bounded(dynamic, profile)}
             exported = torch.export.export(chosen, tuple(flat(arguments)), dynamic_shapes=shapes, strict=False)
     except Exception as error:

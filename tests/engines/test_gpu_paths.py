@@ -47,7 +47,7 @@ def spec_of(source=DECODERS["llama"], dtype="float16", outputs=("**", "**:**"), 
 
 @contextmanager
 def pair_on_gpu(workspace, spec, fault=None, **options):
-    workspace.export(spec)  # torch.export has no use for a stand-in
+    workspace.correct(spec)  # exports, or exports again: torch.export has no use for a stand-in
     with gpu_stand_in(workspace, fault):
         pair = Pair(workspace, spec, PairOptions(**options))
         yield pair

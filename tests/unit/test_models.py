@@ -161,7 +161,9 @@ def test_adapters_and_subfolders_are_part_of_a_checkpoints_identity(tmp_path, na
 TOKENIZER_CODE = """
 from pathlib import Path
 Path(__file__).with_name("ran").touch()
-from transformers import PreTrainedTokenizerFast as Own
+from transformers import PreTrainedTokenizerFast
+class Own(PreTrainedTokenizerFast):
+    pass
 """
 
 

@@ -158,7 +158,7 @@ class Workspace:
         model = self.model(spec.model, spec.attention)
         named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
         with self.progress(f"exporting {spec.model.label} {spec.dtype} to ONNX"):
-            export(model.cast(getattr(torch, spec.dtype)), directory, opset=spec.opset, named=named)
+            export(model, directory, dtype=getattr(torch, spec.dtype), opset=spec.opset, named=named)
 
     def correct(self, spec: EngineSpec) -> bool:
         """Export again, and tell whether the cached export was of another model; then the new one takes its place.

@@ -23,6 +23,7 @@ from torch import nn
 from ditto_core.errors import BuildError, UsageError
 from ditto_core.graphs.outputs import axes_by_value, finish_export, input_shapes
 from ditto_core.model.export_failure import export_failure, innermost
+from ditto_core.model.hollow import Reader, give_weights, hollow
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
 from ditto_core.sites import Provenance, Tap, final_site, source_line
@@ -107,13 +108,30 @@ class Export:
 
 
 def export(
-    model: LoadedModel, directory: Path, *, opset: int = 20, named: Sequence[tuple[str, int, str]] = ()
+    model: LoadedModel,
+    directory: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    opset: int = 20,
+    named: Sequence[tuple[str, int, str]] = (),
 ) -> Export:
-    """Export a loaded model into ``directory``: ONNX, weights, provenance, and readable forms of the FX graph.
+    """Export a loaded model in ``dtype`` into ``directory``: ONNX, weights, provenance, readable forms of the FX graph.
 
+    Beside the model, memory holds one weight at a time (see :mod:`~ditto_core.model.hollow`).
     ``named`` are dimensions of a module's inputs that have to be dynamic, as (input, index, name).
     Raises :class:`BuildError` with the exporter's innermost complaint, and for a dimension that the model fixes.
     """
+    with hollow(model.module, dtype) as readers:
+        return _export(replace(model, examples=model.examples_in(dtype)), directory, readers, opset, named)
+
+
+def _export(
+    model: LoadedModel,
+    directory: Path,
+    readers: Mapping[str, Reader],
+    opset: int,
+    named: Sequence[tuple[str, int, str]],
+) -> Export:
     wrapper = wrap(model, named)
     arguments, dynamic, input_names = wrapper.signature()
     program = None
@@ -130,10 +148,13 @@ def export(
                 dynamo=True,
                 opset_version=opset,
                 verbose=False,
+                optimize=False,
             )
+            assert onnx_program is not None
+            give_weights(onnx_program.model, readers, "module.")
+            onnx_program.optimize()
         except Exception as error:
             raise BuildError(export_failure(model.label, error, program)) from error
-    assert onnx_program is not None
     decomposed: Any = onnx_program.exported_program
     onnx_program.save(directory / ONNX_FILE, external_data=True)
     axes = finish_export(directory / ONNX_FILE, wrapper.traced.outputs, wrapper.dimensions)

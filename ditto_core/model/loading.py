@@ -42,8 +42,11 @@ class LoadedModel:
     def cast(self, dtype: torch.dtype) -> LoadedModel:
         """Return a copy in another dtype, floating examples with it. Non-persistent buffers (rotary frequencies) keep
         theirs, as on loading."""
-        examples = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.examples.items()}
-        return replace(self, module=cast_module(self.module, dtype), examples=examples)
+        return replace(self, module=cast_module(self.module, dtype), examples=self.examples_in(dtype))
+
+    def examples_in(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return the examples, the floating ones in ``dtype``."""
+        return {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.examples.items()}
 
 
 def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implementation: str = "eager") -> LoadedModel:

@@ -1,0 +1,100 @@
+"""Trace a model without its weights: they are read one by one when the graph is written.
+
+While it is traced, a large weight is zeros that take no memory (pages that nobody wrote to). The traced graph gets
+:class:`onnx_ir.LazyTensor` in their place, so that whatever reads a weight later on, folding of constants too, reads
+the true one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+LARGE = 1024
+"""Elements from which a weight is read when it is written."""
+
+Reader = Callable[[], torch.Tensor]
+
+
+@contextmanager
+def hollow(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Reader]]:
+    """Give a module ``dtype`` for a while, its large weights as zeros; yield what reads those, by their full names.
+
+    Floating parameters and persistent buffers are cast. Non-persistent buffers stay: transformers computes rotary
+    frequencies in float32 whatever the weights are.
+    """
+    true: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    readers: dict[str, Reader] = {}
+    for name, tensor in weights(module).items():
+        data = true.setdefault(id(tensor), (tensor, tensor.data))[1]
+        if data.numel() >= LARGE and data.is_contiguous():
+            readers[name] = partial(data.to, dtype)
+    try:
+        for name, tensor in weights(module).items():
+            tensor.data = zeros(tensor.shape, dtype) if name in readers else tensor.data.to(dtype)
+        yield readers
+    finally:
+        for tensor, data in true.values():
+            tensor.data = data
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the floating parameters and persistent buffers of a module, a shared one under each of its names."""
+    state: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {name: tensor for name, tensor in named if name in state and tensor.is_floating_point()}
+
+
+def zeros(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros of a contiguous layout; ``numpy.zeros`` leaves their pages to the operating system."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def give_weights(model: onnx_ir.Model, readers: Mapping[str, Reader], prefix: str) -> None:
+    """Let a graph's initializers read the true weights. ``prefix`` stands before their names in the graph.
+
+    A transposed weight, which the exporter would compute and keep, becomes an initializer that is read transposed.
+    """
+    from onnx_ir.passes.common import InlinePass
+
+    InlinePass()(model)  # linear's transpose stands in a function
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        if (read := readers.get(name.removeprefix(prefix))) is not None and value.const_value is not None:
+            value.const_value = lazy(read, value.const_value, range(len(value.const_value.shape)))
+            users = list(value.consumers())
+            if len(users) == 1 and users[0].op_type == "Transpose":  # of a tied weight there would be two copies
+                transpose(users[0], read)
+
+
+def transpose(node: onnx_ir.Node, read: Reader) -> None:
+    """Make the result of a weight's transpose an initializer."""
+    import onnx_ir as ir
+
+    (weight,), (result,), graph = node.inputs, node.outputs, node.graph
+    assert weight is not None and weight.const_value is not None and graph is not None
+    axes = node.attributes["perm"].as_ints()
+    tensor = lazy(read, weight.const_value, axes)
+    made = ir.Value(name=result.name, shape=result.shape, type=result.type, const_value=tensor)
+    result.replace_all_uses_with(made)
+    graph.remove(node, safe=True)
+    graph.register_initializer(made)
+
+
+def lazy(read: Reader, like: Any, axes: Any) -> onnx_ir.LazyTensor:
+    """Return a tensor that is read when it is written, with its axes in the order ``axes``."""
+    import onnx_ir as ir
+    from onnx_ir.tensor_adapters import TorchTensor
+
+    shape = ir.Shape([like.shape[axis] for axis in axes])
+    return ir.LazyTensor(lambda: TorchTensor(read().permute(*axes).contiguous()), like.dtype, shape, name=like.name)

@@ -155,10 +155,19 @@ class Workspace:
 
         from ditto_core.model.export import export
 
-        model = self.model(spec.model, spec.attention)
+        model = self._to_export(spec)
         named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
         with self.progress(f"exporting {spec.model.label} {spec.dtype} to ONNX"):
             export(model, directory, dtype=getattr(torch, spec.dtype), opset=spec.opset, named=named)
+
+    def _to_export(self, spec: EngineSpec) -> LoadedModel:
+        """Return the model, a large one that is not loaded yet in the dtype in which it is stored, and not kept."""
+        from ditto_core.model.loading import load_as_stored
+
+        loaded = (spec.model, spec.attention) in self._models
+        return (None if loaded else load_as_stored(spec.model, spec.attention)) or self.model(
+            spec.model, spec.attention
+        )
 
     def correct(self, spec: EngineSpec) -> bool:
         """Export again, and tell whether the cached export was of another model; then the new one takes its place.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.errors import ModelError, nearest
 
 if TYPE_CHECKING:
+    import torch
+
     from ditto_core.spec import ModelSource
 
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
@@ -63,6 +65,24 @@ def refuse_missing(location: str, missing: Collection[str]) -> None:
     if missing:
         shown = ", ".join(sorted(missing)[:3]) + (" …" if len(missing) > 3 else "")
         raise ModelError(f"model {location!r} lacks {len(missing)} of its model's tensors: {shown}")
+
+
+def weights_size(directory: Path) -> int:
+    """Return the bytes of a directory's safetensors."""
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
+def stored_dtype(directory: Path) -> torch.dtype | None:
+    """Return the one floating dtype of a checkpoint's safetensors, or None where they have several or none."""
+    import torch
+    from safetensors import safe_open
+
+    found: set[str] = set()
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - it is no dict
+    names = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    return names.get(found.pop()) if len(found) == 1 else None
 
 
 def is_gguf(directory: Path) -> bool:

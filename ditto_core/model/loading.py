@@ -16,11 +16,14 @@ from torch import nn
 
 from ditto_core.errors import ModelError, UsageError, first_line, nearest
 from ditto_core.model import attention, states
-from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing
+from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing, stored_dtype, weights_size
 from ditto_core.model.examples import examples_of
 
 if TYPE_CHECKING:
     from ditto_core.spec import ModelSource
+
+LARGE = 1 << 30
+"""Bytes of a half precision checkpoint from which its export does not wait for the float32 model, twice as large."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,24 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
     Raises :class:`ModelError` when there is nothing to load. A GGUF source is dequantized by transformers.
     """
     attention.register()
-    loaded = from_location(source, locate(source)) if source.factory is None else from_factory(source)
+    loaded = from_factory(source) if source.factory else from_location(source, locate(source), dtype)
     module = cast_module(loaded.module, dtype)
     set_attention(module, implementation)
     set_experts(module)
     return replace(loaded, module=freeze(module))
+
+
+def load_as_stored(source: ModelSource, implementation: str) -> LoadedModel | None:
+    """Load a large checkpoint in its own half precision, which is all that its export reads; None for others.
+
+    Of states of fixed size (see :mod:`~ditto_core.model.states`) it is measured in float32 what they are: None too.
+    """
+    directory = None if source.factory else locate(source)
+    dtype = stored_dtype(directory) if directory and weights_size(directory) > LARGE else None
+    if dtype not in (torch.float16, torch.bfloat16):
+        return None
+    model = load_model(source, dtype, implementation)
+    return None if states.has_fixed_states(model.module) else model
 
 
 def from_factory(source: ModelSource) -> LoadedModel:
@@ -99,7 +115,9 @@ def on_host(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).cpu() if there else module
 
 
-def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedModel:
+def from_location(
+    source: ModelSource, directory: Path, dtype: torch.dtype = torch.float32, **extra: Any
+) -> LoadedModel:
     """Load from a directory with ``from_pretrained``."""
     import transformers
 
@@ -111,8 +129,8 @@ def from_location(source: ModelSource, directory: Path, **extra: Any) -> LoadedM
             config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
             name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
             cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
-            extra |= {"dtype": torch.float32, "output_loading_info": True}
-            module, found = cls.from_pretrained(directory, **kwargs, **extra)
+            found: Any
+            module, found = cls.from_pretrained(directory, **kwargs, **extra, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
     refuse_missing(source.location, found["missing_keys"])

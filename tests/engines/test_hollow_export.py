@@ -1,0 +1,38 @@
+"""A large checkpoint is exported from its own half precision, and the graph is that of the float32 model."""
+
+import pytest
+import torch
+
+from ditto_core.cache import Cache, content_digest
+from ditto_core.engines.workspace import Workspace
+from ditto_core.graphs.files import read_graph, read_initializer
+from ditto_core.model import loading
+from ditto_core.model.loading import load_as_stored, tiny_decoder
+from ditto_core.spec import EngineSpec, ModelSource
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    tiny_decoder("qwen3").to(torch.bfloat16).save_pretrained(tmp_path / "model")  # its embeddings are tied
+    return tmp_path / "model"
+
+
+def test_the_stored_dtype_and_float32_give_the_same_export(checkpoint, tmp_path, monkeypatch):
+    spec = EngineSpec.of(str(checkpoint), dtype="float16")
+    whole = Workspace(Cache(tmp_path / "whole")).export(spec)
+    monkeypatch.setattr(loading, "LARGE", 0)
+    assert load_as_stored(spec.model, "eager").module.dtype == torch.bfloat16
+    stored = Workspace(Cache(tmp_path / "stored")).export(spec)
+    assert content_digest(stored.directory) == content_digest(whole.directory)
+    true = tiny_decoder("qwen3").to(torch.bfloat16).to(torch.float16).model.embed_tokens.weight.numpy()
+    weights = [read_initializer(t, stored.directory) for t in read_graph(stored.onnx_path).graph.initializer]
+    (once,) = [weight for weight in weights if weight.size == true.size]
+    assert (once == true).all()
+
+
+def test_a_checkpoint_of_several_dtypes_is_loaded_in_float32(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "LARGE", 0)
+    model = tiny_decoder("llama").to(torch.bfloat16)
+    model.model.norm.float()
+    model.save_pretrained(tmp_path)
+    assert load_as_stored(ModelSource(str(tmp_path)), "eager") is None

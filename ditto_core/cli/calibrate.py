@@ -25,6 +25,8 @@ def command(
     samples: shared.Samples = None,
     reference: shared.Reference = "",
     max_new_tokens: shared.NewTokens = None,
+    device: shared.Device = None,
+    threads: shared.Threads = None,
     jobs: shared.Jobs = 1,
     cluster: shared.Cluster = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="TOML file of rules.")] = Path("tolerances.toml"),

@@ -41,6 +41,8 @@ def run(
     beta: shared.Beta = None,
     seed: shared.Seed = None,
     max_new_tokens: shared.NewTokens = None,
+    device: shared.Device = None,
+    threads: shared.Threads = None,
     baseline: shared.BaselineFile = None,
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Run the reference and write the baseline anew.")

@@ -26,12 +26,26 @@ Alpha = Annotated[float | None, typer.Option(help="Chance that a healthy engine 
 Beta = Annotated[float | None, typer.Option(help="Chance to miss the smallest effect [default: 0.2].")]
 Seed = Annotated[int | None, typer.Option(help="Of the bootstrap [default: 0].")]
 NewTokens = Annotated[int | None, typer.Option(help="After each prompt [default: 16].")]
+Device = Annotated[str | None, typer.Option(help="Where the reference runs: cpu, cuda, cuda:1 [default: cpu].")]
+Threads = Annotated[int | None, typer.Option(help="Of torch [default: 1]; 0 leaves them as they are.")]
 BaselineFile = Annotated[Path | None, typer.Option(help="Take the reference's results from this file.")]
 Jobs = Annotated[int, typer.Option(help="Local processes.")]
 Cluster = Annotated[str, typer.Option(help="Run on the Dask cluster at this address, tcp://host:8786.")]
 CacheDir = Annotated[str, typer.Option(help="Cache directory, or fsspec URL (or DITTO_CACHE_DIR).")]
 
-PLAIN = ("model", "backend", "dtype", "samples", "reference", "alpha", "beta", "seed", "max_new_tokens")
+PLAIN = (
+    "model",
+    "backend",
+    "dtype",
+    "samples",
+    "reference",
+    "alpha",
+    "beta",
+    "seed",
+    "max_new_tokens",
+    "device",
+    "threads",
+)
 """Options whose value is the setting of the same name."""
 
 

@@ -10,6 +10,7 @@ from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import Flip, measure_logits
 from ditto_core.compare.tolerance import EPSILON, TABLE, Tolerance
+from ditto_core.compare.ulp import spacing
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, UNJUDGED, WITHIN
 from ditto_core.sites import Tap
 from ditto_core.stepping.comparer import Measured
@@ -19,7 +20,11 @@ from ditto_core.stepping.prompts import TokenBatch
 
 @pytest.mark.parametrize("dtype", EPSILON)
 def test_epsilon_is_the_distance_from_1_to_the_next_number(dtype):
-    assert EPSILON[dtype] == torch.finfo(getattr(torch, dtype)).eps
+    """The next number has the next bit pattern; torch.finfo is wrong about float8_e5m2fnuz."""
+    one = torch.ones(1, dtype=getattr(torch, dtype))
+    bits = one.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.itemsize])
+    assert EPSILON[dtype] == float((bits + 1).view(one.dtype).double()) - 1
+    assert EPSILON[dtype] == spacing(one.dtype).eps
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])

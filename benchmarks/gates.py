@@ -200,10 +200,11 @@ def ratios(records: list[Record]) -> str:
     logs = np.array([np.log(sum(r.kl) / sum(r.floor_kl)) for r in records])
     reach = 1.645 * logs.std(ddof=1) / np.sqrt(len(logs))
     low, middle, high = np.exp([logs.mean() - reach, logs.mean(), logs.mean() + reach])
-    pooled = sum(sum(r.kl) for r in records) / sum(sum(r.floor_kl) for r in records)
+    own, count = sum(sum(r.floor_kl) for r in records), sum(len(r.kl) for r in records)
+    pooled = sum(sum(r.kl) for r in records) / own
     spread = np.exp([logs.min(), logs.max()])
     return (
-        f"KL over the floor's: {pooled:.3f} of sums; by text {middle:.3f}, {low:.3f} .. {high:.3f} "
+        f"KL over the floor's {own / count:.3e}: {pooled:.3f} of sums; by text {middle:.3f}, {low:.3f} .. {high:.3f} "
         f"(texts from {spread[0]:.2f} to {spread[1]:.2f})"
     )
 

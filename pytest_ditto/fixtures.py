@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PAIR = pytest.StashKey["Pair"]()
 UNAVAILABLE = pytest.StashKey[str]()
+ASKED = pytest.StashKey[bool]()
 """Why a test was skipped: its backend cannot be used here."""
 
 
@@ -77,6 +78,7 @@ def require(item: pytest.Item, spec: EngineSpec, options: PairOptions, *, must: 
     A dtype that a backend lacks is a skip too where the marker lists combinations and another one of them can be.
     Else it raises :class:`UsageError`: nothing that the marker asks for could ever run.
     """
+    item.stash[ASKED] = True
     try:
         reason = missing(spec, options.reference)
     except DtypeMissing as error:

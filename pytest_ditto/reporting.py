@@ -18,7 +18,7 @@ from ditto_core.errors import CacheError, DittoError, TraceError, UsageError
 from ditto_core.visible import visible
 from pytest_ditto import reports
 from pytest_ditto.bench import NOTES
-from pytest_ditto.fixtures import PAIR, UNAVAILABLE
+from pytest_ditto.fixtures import ASKED, PAIR, UNAVAILABLE
 from pytest_ditto.marker import MARKER, uses_ditto
 from pytest_ditto.pytest_options import OPTIONS
 from pytest_ditto.readers import ALL
@@ -122,6 +122,8 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
         facts["unavailable"] = item.stash[UNAVAILABLE]
         path, line, _ = item.location
         report.longrepr = (path, (line or 0) + 1, f"Skipped: {item.stash[UNAVAILABLE]}")
+    if call.when == "setup" and report.passed and ASKED in item.stash:
+        facts["engine"] = True
     if runs and (report.failed or item.config.option.verbose > 0):
         add_tables(report, runs, everything=item.config.option.verbose > 0)
     settle_dumps(item, report, runs)
@@ -180,6 +182,8 @@ class Tally:
         self.runs: list[tuple[dict[str, Any], str, str]] = []
         self.notes: list[str] = []
         self.unavailable: Counter[str] = Counter()
+        self.ran = False
+        """Whether any test had its engine, or failed on the way to it."""
         self.bad_inputs = 0
         self.files: list[tuple[str, str]] = []
         self.failed: list[pytest.TestReport] = []
@@ -192,6 +196,7 @@ class Tally:
         self.runs += [(run, report.nodeid, report.outcome) for run in facts.get("runs", ())]
         self.notes += facts.get("notes", ())
         self.bad_inputs += bool(facts.get("bad_input"))
+        self.ran |= report.failed or bool(facts.get("engine") or facts.get("runs"))
         self.files += reports.named(report.nodeid, facts.get("files", ()))
         if report.failed and facts:
             self.failed.append(report)
@@ -211,6 +216,8 @@ class Tally:
             terminalreporter.write_sep("=", "ditto-engine")
         for line in (*lines, *reports.publish(terminalreporter.config, self.files, self.failed)):
             terminalreporter.write_line(line)
+        if self.unavailable and not self.ran:
+            terminalreporter.write_line(all_skipped(self.unavailable.total()), red=True, bold=True)
 
     def lines(self) -> list[str]:
         """Return the summary."""
@@ -235,6 +242,15 @@ class Tally:
         count = len(self.runs)
         worst = f"worst margin {run['worst_margin']:.3g} at {run['worst_site']}, step {run['worst_step']} ({nodeid})"
         return [f"ditto-engine: {count} comparison{'s' * (count != 1)}, {judged}, {worst}"]
+
+
+def all_skipped(count: int) -> str:
+    """Return what to say of a run in which no test had its engine."""
+    tests = "the only test that needs an engine was" if count == 1 else f"all {count} tests that need an engine were"
+    return (
+        f"ditto-engine: NOTHING WAS COMPARED, {tests} skipped (missing backend or dtype); "
+        "--ditto-require-backends makes that a failure"
+    )
 
 
 def line_of(run: dict[str, Any], nodeid: str, outcome: str) -> str:

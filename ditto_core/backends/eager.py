@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ditto_core.backends.cancellation import watching
 from ditto_core.errors import RunError, first_line
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
@@ -64,6 +65,11 @@ class EagerSession:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
                 raise RunError(f"eager {self.info.dtype} model failed: {first_line(error)}") from error
+
+    def conditioning(self, sites: Collection[str]) -> AbstractContextManager[dict[str, float]]:
+        """Enter a context that yields the condition of those sites that a linear layer or convolution computes, filled
+        as the session is stepped; see :func:`~ditto_core.backends.cancellation.watching`."""
+        return watching(self._model, {name: site for name, site in self._sites.items() if site in sites})
 
     def close(self) -> None:
         """Forget the cache."""

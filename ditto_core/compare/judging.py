@@ -41,7 +41,7 @@ def judge(
             max(known, default=None),  # the first where it is NaN
             engine.kernels,
             r.dtype in INTEGERS or r.site in integers,
-            reasons.get(kind_of(r), ""),
+            reasons.get(kind_of(r), "") + cancelling(r),
             r.row,
             r.element,
         )
@@ -97,6 +97,13 @@ def unusable_floors(results: Iterable[SiteResult], tolerance: Tolerance, dtype: 
         if r.floor is not None and not tolerance.usable(r.floor):
             found.setdefault(kind_of(r), f"{kind_of(r).format(dtype=dtype, floor=r.floor)}, first at {r.site}")
     return found
+
+
+def cancelling(result: SiteResult) -> str:
+    """Return what the condition of a site's own sums adds to the reason, where it was measured."""
+    if result.conditioning is None:
+        return ""
+    return f"; sum of |terms| here is {result.conditioning:.2g} x |sum|"
 
 
 def kind_of(result: SiteResult) -> str:

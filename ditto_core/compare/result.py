@@ -11,6 +11,9 @@ from ditto_core.compare.row import RowError
 from ditto_core.compare.tokens import matching_prefix
 from ditto_core.compare.verdict import Verdict
 
+NUMBERS = ("floor", "element", "conditioning")
+"""Fields of a result that are a number or None."""
+
 
 @dataclass(frozen=True)
 class SiteResult:
@@ -21,7 +24,8 @@ class SiteResult:
     model, so nothing that comes after can heal it, and a run that cannot judge it fails. ``dtype``: that of the tensor
     where its own bounds hold (integers; dumps of engines whose dtype is not known), else empty: the engine's hold.
     ``row``: the row [batch, position] that is furthest beyond its own floor. ``element``: the largest |d| of an element
-    of the reference in the engine's dtype, None where no floor was measured.
+    of the reference in the engine's dtype, None where no floor was measured. ``conditioning``: sum |terms| / |sum| of
+    the linear layer that computes the tensor, None where that was not measured.
     """
 
     step: int
@@ -35,6 +39,7 @@ class SiteResult:
     dtype: str = ""
     row: RowError | None = None
     element: float | None = None
+    conditioning: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -105,7 +110,7 @@ def result_to_json(result: SiteResult) -> dict[str, Any]:
     """Return a JSON-ready dictionary of one result."""
     verdict = {k: encode(v) for k, v in asdict(result.verdict).items()}
     flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed", "final", "dtype")}
-    numbers = {"floor": encode(result.floor), "element": encode(result.element)}
+    numbers = {name: encode(getattr(result, name)) for name in NUMBERS}
     row = None if result.row is None else result.row.to_json()
     return {**flat, **numbers, "verdict": verdict, "row": row, "metrics": result.metrics.to_json()}
 
@@ -114,7 +119,7 @@ def result_from_json(data: Mapping[str, Any]) -> SiteResult:
     """Inverse of :func:`result_to_json`."""
     verdict = Verdict(**{k: decode(v) if k in ("value", "bound") else v for k, v in data["verdict"].items()})
     row = RowError.from_json(data["row"]) if data.get("row") else None
-    numbers = {"floor": decode(data["floor"]), "element": decode(data.get("element"))}
+    numbers = {name: decode(data.get(name)) for name in NUMBERS}
     fields = {**data, **numbers, "row": row, "verdict": verdict}
     return SiteResult(**{**fields, "metrics": Metrics.from_json(data["metrics"])})
 

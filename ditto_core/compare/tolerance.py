@@ -37,7 +37,9 @@ EPSILON: Mapping[str, float] = {
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
     "float8_e4m3fn": 2.0**-3,
+    "float8_e4m3fnuz": 2.0**-3,
     "float8_e5m2": 2.0**-2,
+    "float8_e5m2fnuz": 2.0**-2,
 }
 """Machine epsilon by dtype (distance from 1 to the next number)."""
 
@@ -47,7 +49,9 @@ TABLE: Mapping[str, float] = {
     "float16": 1e-2,
     "bfloat16": 8e-2,
     "float8_e4m3fn": 2.0**-3,
+    "float8_e4m3fnuz": 2.0**-3,
     "float8_e5m2": 2.0**-2,
+    "float8_e5m2fnuz": 2.0**-2,
 }
 """rel-L2 bounds of accumulated error where no noise floor was measured: about ten times the floors of real models, and
 one step of the 8-bit floats."""
@@ -55,9 +59,10 @@ one step of the 8-bit floats."""
 ROW_TABLE = 10.0
 """How many times the table's bound one row may have."""
 
-INTEGERS = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
-"""Dtypes of tensors (token ids, masks) that are equal or not: one id beside another is no small error. As the dtype of
-an engine, ``int8`` is a quantization instead."""
+INTEGERS = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float8_e8m0fnu")
+"""Dtypes of tensors (token ids, masks) that are equal or not: one id beside another is no small error, and neither is
+one step of a scale that is a power of two (float8_e8m0fnu). As the dtype of an engine, ``int8`` is a quantization
+instead."""
 
 QUANTIZED: Mapping[str, tuple[float, float]] = {
     "int8": (0.0014, 0.95),

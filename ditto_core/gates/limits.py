@@ -17,8 +17,8 @@ KL_MULTIPLE = 1.5
 """KL of a healthy engine over that of the reference in the engine's dtype, as a mean over a suite.
 
 KL = Var(d) / 2 to second order in the error d of the logits, so that independent errors add in KL: an engine may add to
-what its dtype costs an error of half that KL. Chosen between measurements, not derived: healthy engines of SmolLM2 lay
-between 0.9 and 1.4, one with a layer of 30 in fp8 at 1.7. Figures: benchmarks/gates.md."""
+what its dtype costs an error of half that KL. The sum over a suite hangs on few texts, and its interval is wide; the
+usual sample is held to less (:data:`~ditto_core.gates.policy.BY_SAMPLE_LIMIT`). Figures: benchmarks/gates.md."""
 
 ERROR_MULTIPLE = math.sqrt(KL_MULTIPLE)
 """Changes of likeliest tokens grow in proportion to the error of the logits."""
@@ -60,8 +60,12 @@ class Limits:
         """Return the KL (nats) that each sample is allowed in sum over its positions, None where a number decides."""
         if names.KL_MEAN in self.policy.limits or not self._has_floor_kl:
             return None
-        factor = self.parts * KL_MULTIPLE
-        return [factor * (math.fsum(r.floor_kl) + KL_LEAST * len(r.floor_kl)) for r in self.records]
+        return [KL_MULTIPLE * own for own in self.own_kl]
+
+    @property
+    def own_kl(self) -> list[float]:
+        """The KL (nats) of the reference's own error in the engine's dtype, summed over each sample's positions."""
+        return [self.parts * (math.fsum(r.floor_kl) + KL_LEAST * len(r.floor_kl)) for r in self.records]
 
     def flips(self) -> list[float] | None:
         """Return at how many positions each sample may have another likeliest token, None where a number decides.
@@ -109,6 +113,13 @@ class Limits:
     @property
     def _has_floor_kl(self) -> bool:
         return self.measured and any(record.floor_kl for record in self.records)
+
+    def kl_ratios(self) -> list[float]:
+        """Return each sample's KL over the reference's own, NaN for one without; empty where no floor was measured."""
+        if not self._has_floor_kl:
+            return []
+        ours = [math.fsum(r.kl) + KL_LEAST * len(r.kl) for r in self.records]
+        return [kl / own if own else math.nan for kl, own in zip(ours, self.own_kl, strict=True)]
 
 
 def flips(record: Record) -> int:

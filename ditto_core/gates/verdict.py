@@ -63,6 +63,7 @@ def judge(records: Sequence[Record], policy: Policy, dtype: str, floor: str = ""
         accuracy(records, policy, dtype),
         perplexity(records, policy, limits),
         pooled(names.KL_MEAN, [(math.fsum(r.kl), len(r.kl)) for r in records], records, limits, limits.kl()),
+        kl_by_sample(records, policy, limits),
         kl_quantile(records, policy, dtype),
         pooled(names.TOP1, [top1(r) for r in records], records, limits, limits.flips()),
         pooled(names.GREEDY, [greedy(r) for r in records], records, limits, None),
@@ -125,6 +126,25 @@ def perplexity(records: Sequence[Record], policy: Policy, limits: Limits) -> Gat
     low, high = safe_exp(made.low), safe_exp(made.high)
     detail = f"{made.detail}; {tokens} tokens"
     return replace(made, estimate=safe_exp(made.estimate), low=low, high=high, limit=safe_exp(bound), detail=detail)
+
+
+def kl_by_sample(records: Sequence[Record], policy: Policy, limits: Limits) -> GateVerdict | None:
+    """Judge the geometric mean over samples of KL over the reference's own in the engine's dtype.
+
+    The two are draws of one kind for a healthy engine, so the logarithm of their ratio is as often above 0 as below,
+    whatever a sample's length. Every sample weighs the same, where a sum hangs on the few with the largest KL.
+    """
+    found = [(ratio, r) for ratio, r in zip(limits.kl_ratios(), records, strict=False) if r.kl]
+    if not found:
+        return None
+    logs = [math.log(ratio) if ratio > 0 else math.nan for ratio, _ in found]
+    groups = [r.group for _, r in found]
+    interval = ratio_interval(logs, [1.0] * len(logs), **policy.draws, clusters=groups)
+    interval = Interval(*map(safe_exp, ends(interval)))
+    detail = f"geometric mean of KL over the reference's own {limits.dtype}"
+    return verdict_of(
+        names.KL_BY_SAMPLE, interval, policy.limit(names.KL_BY_SAMPLE, limits.dtype), groups, policy, detail
+    )
 
 
 def kl_quantile(records: Sequence[Record], policy: Policy, dtype: str) -> GateVerdict | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 RunFn = Callable[[Sides, "Floor | None"], "tuple[Comparison, Floor]"]
 """Steps the sides, with a noise floor where one is known; returns the comparison and the floor."""
 
+
+CHEAP = 5.0
+"""Seconds that a run may have taken for it to be run again for the reasons of what could not be judged."""
 
 CORRECTED = (
     "the cached engine was of another model: its digest did not show what changed; "
@@ -63,6 +67,8 @@ class Runner:
         if not comparison and self._sessions.correct():
             comparison, measured, localizer = once()
             comparison = replace(comparison, notes=(*comparison.notes, CORRECTED))
+        if seconds <= CHEAP:
+            comparison = self._conditioned(run_fn, comparison, measured)
         if localizer is not None:
             return self._localized(localizer, comparison)
         if not comparison and seconds <= options.localize_failed:
@@ -117,6 +123,23 @@ class Runner:
             notes = (*notes, f"the reference's dump lacks {counts}: {names(absent)}")
             missing = {site: why for site, why in missing.items() if site not in absent}
         return replace(comparison, missing=missing, notes=notes)
+
+    def _conditioned(self, run_fn: RunFn, comparison: Comparison, floor: Floor) -> Comparison:
+        """Run once more for the conditioning of sites where the reference's own error is too large to judge by.
+
+        It is that of the first step.
+        """
+        from ditto_core.backends.eager import EagerSession
+
+        reference = self._sessions.reference
+        sites = {r.site for r in comparison.inconclusive if r.step == 0 and r.floor and math.isfinite(r.floor)}
+        if not sites or not isinstance(reference, EagerSession):
+            return comparison
+        with torch_threads(self._options.threads), reference.conditioning(sites) as found:
+            run_fn(Sides(self._sessions.engine, reference), floor)
+        known = {(0, site): value for site, value in found.items()}
+        results = tuple(replace(r, conditioning=known.get((r.step, r.site))) for r in comparison.results)
+        return replace(comparison, results=results).judged(comparison.tolerance)
 
     def _localized_again(self, run_fn: RunFn, failed: Comparison, floor: Floor) -> Comparison:
         """Run once more for the local errors; a model that cannot be replayed on the engine's tensors only says so."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ditto_core.compare.judging import UNTAPPED
+from ditto_core.compare.judging import UNTAPPED, output_names
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.result import ObserverEffect, SiteResult
 from ditto_core.compare.row import RowError
@@ -21,6 +21,7 @@ from ditto_core.sites import Tap
 from ditto_core.spec import DTYPES
 from ditto_core.stepping.floor import Floor, Noise
 from ditto_core.stepping.prompts import valid_elements
+from ditto_core.stepping.ties import is_class_map, without_ties
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,14 @@ class Comparer:
         One that a tap delivered on both sides is judged there. A ``recorded`` reference may lack outputs.
         """
         ours = self.outputs
-        for i, (name, expected) in enumerate(theirs.items()):
+        # Class maps come last: the noise floor of their scores is known then.
+        for i, (name, expected) in sorted(enumerate(theirs.items()), key=lambda item: is_class_map(item[1][1])):
             if name not in ours:
                 self._found.missing.setdefault(name, "the engine does not return this output")
             elif not self._is_tapped(name, expected):
                 tap = self._output(name if name not in self._taps else f"output:{name}", name, expected)
-                self.compare(len(self._taps) + i, tap, ours[name], expected, self.noisy_outputs.get(name), final=True)
+                actual = self._without_ties(name, ours[name], theirs)
+                self.compare(len(self._taps) + i, tap, actual, expected, self.noisy_outputs.get(name), final=True)
         for name in ours.keys() - theirs.keys():
             if recorded:
                 self._found.note(f"the reference has no output {name!r}: it is not compared")
@@ -158,7 +161,20 @@ class Comparer:
             if name in self.outputs and name not in deployed:
                 self._found.missing.setdefault(site, "the untapped engine does not return this output")
             elif name in deployed and not same_tensor(deployed[name], self.outputs.get(name)):
-                self.compare(order + i, self._output(site, name, expected), deployed[name], expected, final=True)
+                actual = self._without_ties(name, deployed[name], theirs)
+                self.compare(order + i, self._output(site, name, expected), actual, expected, final=True)
+
+    def _without_ties(self, name: str, actual: torch.Tensor, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return an output; a class map has the reference's class where the reference's scores nearly tie."""
+        expected = theirs[name]
+        if not is_class_map(expected) or actual.shape != expected.shape or torch.equal(actual, expected):
+            return actual
+        known = ((other, self._found.floor.get(other, {}).get(self.step)) for other in theirs)
+        floors = {other: noise.rel_l2 for other, noise in known if noise and self._tolerance.usable(noise.rel_l2)}
+        settled = without_ties(actual, expected, theirs, floors)
+        if ties := int((settled != actual).sum()):
+            self._found.note(f"{name}, step {self.step}: {ties} of {actual.numel()} classes are near ties")
+        return settled
 
     def _is_tapped(self, name: str, expected: torch.Tensor) -> bool:
         """Tell whether a tap was this very output on both sides; its result is then the output's."""
@@ -233,7 +249,7 @@ class Comparer:
         if tap.value == "logits" and actual.shape != expected.shape:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
         try:
-            metrics = self._measure(actual, expected, tap, valid)
+            metrics = self._measure(actual, expected, tap, valid, final=final)
             if noisy is not None:
                 noise = self._floor(noisy, expected, tap, valid)
                 self._found.floor.setdefault(tap.site, {})[self.step] = noise
@@ -313,9 +329,20 @@ class Comparer:
         self._found.note("one side has the last token's logits only: the others' are not compared")
         return actual[:, -1:], expected[:, -1:], None if noisy is None else noisy[:, -1:], None
 
-    def _measure(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Metrics:
+    def _measure(
+        self,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        tap: Tap,
+        valid: torch.Tensor | None,
+        *,
+        final: bool = False,
+    ) -> Metrics:
         actual, expected = as_masks(actual, expected)
-        rtol, atol = self._tolerance.elementwise((tap.site, *tap.aliases), self.step)
+        names = (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
+        if final or tap.value in self.outputs:
+            names = (*names, tap.value)
+        rtol, atol = self._tolerance.elementwise(names, self.step)
         usual = self._elementwise
         if self._own_dtype(actual, expected, tap) in INTEGERS:
             usual = Elementwise(0.0, 0.0, usual.equal_nan)

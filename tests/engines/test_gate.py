@@ -44,6 +44,7 @@ def test_the_same_precision_passes_with_every_metric_measured(whole):
         "accuracy_drop",
         "perplexity_ratio",
         "kl_mean",
+        "kl_by_sample",
         "kl_p99",
         "top1_disagreement",
         "greedy_disagreement",

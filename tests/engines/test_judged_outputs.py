@@ -124,6 +124,41 @@ def test_nan_of_the_engine_alone_fails_where_the_floor_is_infinite(workspace):
     assert {"lm_head", "logits"} <= {r.site for r in run if r.verdict.status == DIVERGED}
 
 
+class Cancelling(nn.Module):
+    """``split`` [x, x + 1e-4 x] is rounded, and ``join`` takes the difference: a ten-thousandth of its terms."""
+
+    def __init__(self):
+        super().__init__()
+        self.split, self.join, self.last = nn.Linear(8, 16), nn.Linear(16, 8, bias=False), nn.Linear(8, 4)
+        with torch.no_grad():
+            self.split.weight[8:] = self.split.weight[:8]
+            self.split.bias[8:] = 1.0001 * self.split.bias[:8] + 1e-4
+            self.join.weight.copy_(torch.cat([torch.eye(8), -torch.eye(8)], 1))
+
+    def forward(self, x):
+        return self.last(self.join(self.split(x)))
+
+
+def cancelling():
+    return made(Cancelling)
+
+
+def test_what_cannot_be_judged_says_how_much_its_sums_cancel(workspace):
+    def wrong(site, tensor):
+        return -tensor if site in ("join", "last", "output") else tensor
+
+    run = pair_of(workspace, cancelling, wrong, dtype="float16", outputs="**").run()
+    model, inputs = cancelling()
+    h = model.split(next(iter(inputs.values()))).detach().double()
+    expected = float((h[:, :8].abs() + h[:, 8:].abs()).norm() / (h[:, :8] - h[:, 8:]).norm())
+    (join,) = [r for r in run.inconclusive if r.site == "join"]
+    assert join.conditioning == pytest.approx(expected, rel=0.2)
+    assert expected > 1000
+    assert f"sum of |terms| here is {join.conditioning:.2g} x |sum|" in join.verdict.rule
+    assert [r.conditioning for r in run.results if r.site == "split"] == [None]
+    assert type(run).from_json(run.to_json()).results == run.results
+
+
 class Sampler(nn.Module):
     def __init__(self):
         super().__init__()

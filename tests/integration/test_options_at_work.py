@@ -143,6 +143,32 @@ def test_missing_backend_is_a_counted_visible_skip(absent):
     )
 
 
+def test_a_run_whose_engines_were_all_skipped_says_so_in_red(absent):
+    result = absent.runpytest_inprocess("--color=yes")
+    result.stdout.re_match_lines([r".*\x1b\[31m.*NOTHING WAS COMPARED, all 2 tests .*--ditto-require-backends"])
+    assert result.ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize("other", ["raise ValueError", "ditto"])
+def test_one_engine_that_was_there_is_not_all_skipped(absent, other):
+    """It need not compare: another one that was built, or that failed on the way, is enough."""
+    absent.makepyfile(
+        test_other=f"""
+        import pytest
+        from tiny import tiny_llama
+
+        @pytest.fixture
+        def broken(): {"raise ValueError" if "raise" in other else "return 1"}
+
+        @pytest.mark.ditto_engine(model=tiny_llama, backend="onnxruntime")
+        def test_engine(broken, ditto): pass
+        """
+    )
+    result = absent.runpytest_inprocess()
+    result.stdout.fnmatch_lines(["skipped 2: absent is not installed: pip install absent"])
+    result.stdout.no_fnmatch_line("*NOTHING WAS COMPARED*")
+
+
 def test_require_backends_makes_it_an_error(absent):
     result = absent.runpytest_inprocess("--ditto-require-backends")
     result.assert_outcomes(errors=2)

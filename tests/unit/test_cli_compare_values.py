@@ -196,3 +196,21 @@ def test_a_bound_that_is_missed_by_a_hair_shows_by_how_much(compare, tmp_path):
     theirs = safetensors(tmp_path / "b.safetensors", x=X.double())
     output = compare(ours, theirs, "--tolerance", "x=1e-3")[1]
     assert "rel_l2 0.001000001 > 0.001 (rule 'x')" in output
+
+
+@pytest.mark.parametrize("other", [8.0, 0.5])
+def test_scales_of_a_dump_are_equal_or_not(compare, tmp_path, other):
+    """float8_e8m0fnu holds powers of two: its next number is twice as large."""
+    for name, last in (("a", other), ("b", 4.0)):
+        torch.save({"scale": torch.tensor([1.0, 2.0, last]).to(torch.float8_e8m0fnu), "x": X}, tmp_path / f"{name}.pt")
+    assert compare(tmp_path / "b.pt", tmp_path / "b.pt")[0] == 0
+    code, output = compare(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert code == 1
+    assert "engine diverges at scale, step 0: mismatched 1.0e+00 > 0.0e+00" in output
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_zeros_in_the_place_of_8_bit_floats_fail(compare, tmp_path, kind):
+    for name, factor in (("a", 0.0), ("b", 1.0)):
+        torch.save({"w": (factor * torch.ones(4, 8)).to(getattr(torch, kind)), "x": X}, tmp_path / f"{name}.pt")
+    assert compare(tmp_path / "a.pt", tmp_path / "b.pt")[0] == 1

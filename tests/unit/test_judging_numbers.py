@@ -1,19 +1,30 @@
 """The numbers that judging rests on, each at the very place where the verdict changes."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ditto_core.compare.metrics import measure
-from ditto_core.compare.tokens import measure_logits
+from ditto_core.compare.result import SiteResult
+from ditto_core.compare.tokens import Flip, measure_logits
 from ditto_core.compare.tolerance import EPSILON, TABLE, Tolerance
-from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, WITHIN
+from ditto_core.compare.ulp import spacing
+from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, UNJUDGED, WITHIN
+from ditto_core.sites import Tap
+from ditto_core.stepping.comparer import Measured
+from ditto_core.stepping.lockstep import Sides, noise_of, token_results
+from ditto_core.stepping.prompts import TokenBatch
 
 
 @pytest.mark.parametrize("dtype", EPSILON)
 def test_epsilon_is_the_distance_from_1_to_the_next_number(dtype):
-    assert EPSILON[dtype] == torch.finfo(getattr(torch, dtype)).eps
+    """The next number has the next bit pattern; torch.finfo is wrong about float8_e5m2fnuz."""
+    one = torch.ones(1, dtype=getattr(torch, dtype))
+    bits = one.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.itemsize])
+    assert EPSILON[dtype] == float((bits + 1).view(one.dtype).double()) - 1
+    assert EPSILON[dtype] == spacing(one.dtype).eps
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
@@ -52,3 +63,41 @@ def test_a_near_tie_is_within_two_units_in_the_last_place(steps, near):
     expected = torch.tensor([[1.0, 1.0 - steps * 2**-10, 0.0]])
     (flip,) = measure_logits(expected[:, [1, 0, 2]], expected, dtype="float16", step=0, k=1).flips
     assert (flip.near_tie, flip.gap) == (near, steps * 2**-10)
+
+
+def result(site, size, floor, *, step=0, final=True):
+    """A tensor of 8 numbers whose root mean square is ``size``."""
+    expected = size * torch.tensor([1.0, -1.0] * 4)
+    return SiteResult(step, site, 0, measure(1.001 * expected, expected), UNJUDGED, floor, final=final)
+
+
+NOISE = 4 * math.sqrt(2) * 0.01 * 5
+"""Four standard deviations of the difference of two logits around 5 that are each off by 1 %."""
+
+
+def test_the_noise_of_two_logits_comes_from_their_size_and_floor():
+    assert noise_of(result("logits", 5, 0.01), Tolerance()) == pytest.approx(NOISE)
+    assert noise_of(result("logits", 5, 0.1249), Tolerance()) == pytest.approx(12.49 * NOISE)
+
+
+@pytest.mark.parametrize("floor", [None, 0.125, math.inf, math.nan])
+def test_a_floor_that_is_no_tolerance_excuses_no_token(floor):
+    assert noise_of(result("logits", 5, floor), Tolerance()) == 0
+
+
+@pytest.mark.parametrize("name", ["logits", "lm_head"])
+@pytest.mark.parametrize(("gap", "ties"), [(0.99 * NOISE, (1,)), (1.01 * NOISE, ()), (math.nan, ())])
+def test_a_near_tie_is_measured_by_the_noise_of_the_logits_alone(name, gap, ties):
+    """Neither another tensor that is larger, nor another step, nor a tap that the logits are not, sets the scale."""
+    taps = (Tap("model.norm", "norm"), Tap("lm_head", "logits"))
+    others = [result("model.norm", 500, 0.1), result("model.norm", 500, 0.1, step=1)]
+    others += [result("other", 500, 0.1, step=1, final=False), result(name, 500, 0.1)]
+    found = Measured(results=[others[0], result(name, 5, 0.01, step=1), *others[1:]])
+    found.flips = {1: (Flip((0,), 7, 8, gap, 1e-6, near_tie=False),)}
+    found.flips[2] = (Flip((1,), 3, 4, 0.5, 1e-6, near_tie=False),)  # a step of which no noise is known
+    found.engine_tokens, found.reference_tokens = [[1, 1], [7, 2], [5, 3]], [[1, 1], [8, 2], [5, 4]]
+    batch = TokenBatch(torch.ones(2, 1, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64))
+    side = SimpleNamespace(taps=taps)
+    first, second = token_results(Sides(side, side), found, batch, Tolerance(), None)
+    assert (first.near_ties, first.flips) == (ties, () if ties else (1,))
+    assert (second.near_ties, second.flips) == ((), (2,))

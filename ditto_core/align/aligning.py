@@ -15,7 +15,7 @@ from ditto_core.align.file import OnnxFile
 from ditto_core.align.layout import Layout, layouts
 from ditto_core.align.matching import TOLERANCES, Match, Matching, match
 from ditto_core.align.nearest import candidates, laid_out, worst_error
-from ditto_core.align.probes import BATCHES, Probe, probes, untried_window, with_inputs_of
+from ditto_core.align.probes import BATCHES, PADDING, Probe, probes, untried_window, with_inputs_of
 from ditto_core.align.values import Value
 from ditto_core.errors import UsageError
 
@@ -41,9 +41,16 @@ class Study:
         values = running.capture(self.file, self.binding, self.probes, forced)
         return replace(self, matching=match(self.matching.sites, values, self.matching.tolerance))
 
+    def padded(self) -> Study:
+        """Return the study on probes whose last row is padded."""
+        sizes = tuple(probe.batch for probe in self.probes)
+        ran = probes(self.model, sizes, PADDING)
+        return of_both(self.model, self.file, self.binding, ran, *eager.capture(self.model, ran))
+
 
 def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None = None) -> Study:
     """Run both sides on the probes and match their values. ``inputs`` are roles of the file's inputs by name.
+
 
     Raises :class:`UsageError` when an input of the file fits nothing, :class:`~ditto_core.errors.RunError` when a side
     fails.
@@ -53,6 +60,18 @@ def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     ran = probes(model, (fixed, fixed) if fixed else BATCHES)
     sites, finals = eager.capture(model, ran)
     binding = running.bind(file, model, ran, {name: sites[i] for name, i in finals.items()}, inputs or {})
+    return of_both(model, file, binding, ran, sites, finals)
+
+
+def of_both(
+    model: LoadedModel,
+    file: OnnxFile,
+    binding: Binding,
+    ran: Sequence[Probe],
+    sites: Sequence[Value],
+    finals: Mapping[str, int],
+) -> Study:
+    """Run the file and match its values with the model's."""
     values = running.capture(file, binding, ran)
     tolerance = TOLERANCES.get(file.dtype, TOLERANCES["float32"])
     return Study(file, model, ran, binding, match(sites, values, tolerance), finals)

@@ -208,6 +208,12 @@ def returned(file: OnnxFile, port: Port) -> str:
     for old, new in (("past_key_values", "present"), ("past", "present"), ("_in", "_out"), ("input", "output")):
         if old in port.name and port.name.replace(old, new) in outputs:
             return port.name.replace(old, new)
+    return computed_from(file, port)
+
+
+def computed_from(file: OnnxFile, port: Port) -> str:
+    """Return the nearest output of a cache input's rank that is computed from it; an empty string for none."""
+    outputs = {found.name: found for found in file.outputs}
     readers: dict[str, list[Any]] = {}
     for node in file.model.graph.node:
         for place, name in enumerate(node.input):

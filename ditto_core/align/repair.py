@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ditto_core.align.binding import MASK
+from ditto_core.align.cause import HEALED, Explained, explained
+from ditto_core.align.decoding import decoding_fault
 from ditto_core.align.fault import Fault, Judged, faults
 from ditto_core.align.layout import layouts
 from ditto_core.align.matching import Matching
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 
 MOST_TRIES = 12
 NEAR_SITES = 24
-HEALED = 3
-"""A repair makes more sites right than the value itself and what holds the same numbers."""
 ANY_DISTANCE = 1e3
 
 
@@ -44,7 +45,22 @@ class Repair:
 
 
 def all_faults(study: Study, most: int = 4) -> list[Repair]:
-    """Return the faults of a file in order, each found after those before it are repaired."""
+    """Return the faults of a file in order, each found after those before it are repaired.
+
+    Where the probes show none, a decoder's later steps and an encoder's padded probes are looked at.
+    """
+    found = faults_on_probes(study, most)
+    if found or not most:
+        return found
+    later = decoding_fault(study)
+    if later is not None:
+        return [Repair(later)]
+    masked = not study.model.decoder and MASK in study.binding.roles.values() and study.probes[0].batch > 1
+    return faults_on_probes(study.padded(), most) if masked else []
+
+
+def faults_on_probes(study: Study, most: int) -> list[Repair]:
+    """Return the faults that the study's own probes show."""
     found: list[Repair] = []
     forced: dict[str, list[Array]] = {}
     seen: set[str] = set()
@@ -52,15 +68,32 @@ def all_faults(study: Study, most: int = 4) -> list[Repair]:
         new = [fault for fault in faults(study.matching) if fault.node not in seen]
         if not new:
             break
-        fault = new[0]
-        seen.add(fault.node)
-        best = best_repair(study, fault, forced) if len(found) + 1 < most else None
-        found.append(Repair(fault) if best is None else best[0])
+        seen.add(new[0].node)
+        known = explained(study, new[0])
+        last = len(found) + 1 == most
+        best = None if last else caused_repair(study, known, forced) or best_repair(study, new[0], forced)
+        found.append(Repair(known.fault) if best is None else best[0])
         if best is None:
-            found += [Repair(other) for other in new[1:]]
+            found += [Repair(explained(study, other).fault) for other in new[1 : most - len(found) + 1]]
             break
         _, forced, study = best
     return found[:most]
+
+
+def caused_repair(
+    study: Study, known: Explained, forced: dict[str, list[Array]]
+) -> tuple[Repair, dict[str, list[Array]], Study] | None:
+    """Put what a fault's operator gives without its cause in its place, where that heals."""
+    put = {**forced, **known.put}
+    other = study.again(put) if known.put else study
+    gain = len(other.matching.agreeing) - len(study.matching.agreeing)
+    if gain <= 0:
+        return None
+    judged = {i: other.matching.title(i) for i in other.matching.matches if other.matching.right(other.matching.of(i))}
+    at = {value.name: i for i, value in enumerate(other.matching.values)}
+    sites = [i for name in known.put for i in other.matching.sites_of.get(other.matching.value_class[at[name]], [])]
+    healed = tuple(judged[i] for i in sites if i in judged and i not in study.matching.agreeing)
+    return Repair(known.fault, healed, gain), put, other
 
 
 def best_repair(
@@ -110,7 +143,7 @@ def proposals(study: Study, fault: Fault) -> Iterator[tuple[tuple[str, ...], dic
         itertools.product(*choices), key=lambda each: sum(choices[i].index(c) for i, c in enumerate(each))
     ):
         if len({kind for kind, _ in chosen}) == len(chosen):
-            titles = tuple(judged.title(kind) for kind, _ in chosen)
+            titles = tuple(matching.title(kind) for kind, _ in chosen)
             yield titles, {values[c.value].name: in_place(matching, kind, c) for kind, c in chosen}
 
 

@@ -89,6 +89,7 @@ def values_of(
             data = [array.astype(np.float32) for array in arrays]
             inherited = () if name in forced else parents
             made = Value(name, node.op_type, node.name or f"making {name}", data, inherited, batches=batches)
+            made.dtype = arrays[0].dtype.name
             values.append(replace(made, vouches=output not in returned))
     return values
 

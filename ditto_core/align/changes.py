@@ -1,0 +1,303 @@
+"""What may be wrong at one operator, as changes that would make it right: candidates computed from the model.
+
+An attribute takes the values that the model's configuration and modules have, a rotary table is the model's, a weight is
+a parameter of the module, an input is what the model reads there. The change under which the operator, run alone, gives
+the model's values is the cause.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ditto_core.align.alone import Change, Operator
+from ditto_core.align.layout import layouts, product
+from ditto_core.align.matching import LOOSE, Matching
+from ditto_core.align.values import HIDDEN_SCORE, Array, Value
+
+NUMBERS = {"scale": "scale", "softcap": "softcap", "epsilon": "epsilon"}
+SWITCHES = {
+    "rotary_interleaved": "rotary",
+    "interleaved": "rotary",
+    "do_rotary": "rotary",
+    "unidirectional": "mask",
+    "is_causal": "mask",
+}
+WINDOW = "local_window_size"
+"""Attributes by what they are: a number that the model has, on or off, the attention window."""
+ABSENT: Mapping[str, Sequence[str]] = {
+    "GroupQueryAttention": ("scale", "softcap", "rotary_interleaved", WINDOW),
+    "MultiHeadAttention": ("scale", "unidirectional"),
+    "Attention": ("scale", "unidirectional", "softcap", "is_causal"),
+    "RotaryEmbedding": ("interleaved",),
+}
+"""Attributes that an operator takes although the file does not give them."""
+TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3), "DecoderMaskedMultiHeadAttention": ()}
+"""Places of the tables of cosines and sines [positions, half of a head]."""
+BIASES = {"MultiHeadAttention": 5, "GroupQueryAttention": 10, "Attention": 5}
+"""Places of what is added to the scores, [batch, heads or 1, queries, keys]."""
+NEAR, FORMS = 48, 3
+"""So many ancestors of a wrong site may be what an operator should read, each in so many layouts."""
+MOST_PACKED = 3
+
+
+def changes(operator: Operator, site: int) -> Iterator[Change]:
+    """Yield what would make an operator right whose output should be ``site``: one change each, then two attributes."""
+    single = list(attribute_changes(operator, site))
+    yield from single
+    yield from table_changes(operator)
+    yield from weight_changes(operator, site)
+    yield from exchanged_columns(operator)
+    yield from input_changes(operator, site)
+    yield from bias_changes(operator, site)
+    for one, other in itertools.combinations(single, 2):
+        if one.kind != other.kind:
+            attributes = {**one.attributes, **other.attributes}
+            yield Change(f"{one.kind} and {other.kind}", f"{one.text}; {other.text}", attributes)
+
+
+def attribute_changes(operator: Operator, site: int) -> Iterator[Change]:
+    """Yield other values of attributes: those that the model has, or the other of two."""
+    given = operator.attributes
+    numbers = list(model_numbers(operator, site))
+    for name in dict.fromkeys((*given, *ABSENT.get(operator.node.op_type, ()))):
+        kind = NUMBERS.get(name) or SWITCHES.get(name) or ("window" if name == WINDOW else "")
+        if name in NUMBERS:
+            tried: Iterable[float] = numbers
+        else:
+            tried = windows(operator) if name == WINDOW else (0, 1) if kind else ()
+        now = given.get(name, -1 if name == WINDOW else 0)
+        for value in dict.fromkeys(tried):
+            if not math.isclose(value, now, rel_tol=1e-6):
+                yield Change(kind, f"{name} is {now:.6g}, with {value:.6g} it is right", {name: value})
+
+
+def model_numbers(operator: Operator, site: int) -> Iterator[float]:
+    """Yield the numbers that the modules around a site and the configuration have."""
+    model = operator.study.model.module
+    config: Any = getattr(model, "config", None)
+    holders = [*(vars(module) for _, module in around(model, module_path(operator, site)))]
+    holders.append(config.to_dict() if config is not None else {})
+    for holder in holders:
+        for value in holder.values():
+            if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value):
+                yield float(value)
+    heads = getattr(config, "num_attention_heads", 0)
+    if heads:
+        yield (getattr(config, "head_dim", None) or config.hidden_size // heads) ** -0.5
+    yield from (0.0, 1.0)
+
+
+def windows(operator: Operator) -> Iterator[int]:
+    """Yield no window, and the model's: tools count the token itself or not."""
+    yield -1
+    window = getattr(getattr(operator.study.model.module, "config", None), "sliding_window", None)
+    if window:
+        yield from (int(window), int(window) - 1, int(window) + 1)
+
+
+def table_changes(operator: Operator) -> Iterator[Change]:
+    """Yield the tables of the model's rotary embeddings in the place of the file's."""
+    places = TABLES.get(operator.node.op_type, ())
+    given = [operator.weight(place) for place in places]
+    if not given or any(table is None for table in given):
+        return
+    rows, half = given[0].shape  # type: ignore[union-attr]
+    for name, module in operator.study.model.module.named_modules():
+        if list(inspect.signature(module.forward).parameters)[:2] != ["x", "position_ids"]:
+            continue
+        with torch.no_grad():
+            tables = module(torch.zeros(1), torch.arange(rows)[None])
+        arrays = [table[0, :, :half].float().numpy() for table in tables]
+        inputs = {place: repeated(operator, array) for place, array in zip(places, arrays, strict=True)}
+        yield Change("rotary", f"its tables of cosines and sines are not those of {name}, with these it is right", {}, inputs)
+
+
+def weight_changes(operator: Operator, site: int) -> Iterator[Change]:
+    """Yield the parameters of the modules around a site in the place of a weight of the same size, also several packed."""
+    model = operator.study.model.module
+    for place in range(len(operator.node.input)):
+        array = operator.weight(place)
+        if array is None or array.size < 2:
+            continue
+        found = parameters(model, module_path(operator, site), array)
+        turned = [(relative(array, each), name, each) for name, known in found for each in oriented(known, array)]
+        for off, name, right in sorted(turned, key=lambda each: each[0]):
+            if off:
+                text = weight_text(model, operator.node.input[place], array, name, off)
+                yield Change("weight", text, {}, {place: repeated(operator, right)})
+
+
+def parameters(model: nn.Module, path: str, like: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the parameters around a module with as many numbers as ``like``, then packed ones."""
+    found = []
+    for prefix, module in around(model, path):
+        for name, parameter in module.named_parameters(prefix, recurse=module is not model):
+            if parameter.numel() <= like.size:
+                found.append((name, parameter.detach().float().numpy()))
+    known = dict(found)
+    yield from ((name, array) for name, array in known.items() if array.size == like.size)
+    for kind in ("weight", "bias"):
+        parts = {name: array for name, array in known.items() if name.endswith(kind) and array.size < like.size}
+        for count in range(2, MOST_PACKED + 1):
+            for names in itertools.permutations(parts, count):
+                arrays = [parts[name] for name in names]
+                if sum(a.size for a in arrays) == like.size and len({a.shape[1:] for a in arrays}) == 1:
+                    yield " | ".join(names), np.concatenate(arrays)
+
+
+def around(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module and those that it is in, two levels up."""
+    known = dict(model.named_modules())
+    for _ in range(3):
+        if path in known:
+            yield path, known[path]
+        if not path:
+            return
+        path = path.rpartition(".")[0]
+
+
+def oriented(parameter: Array, like: Array) -> Iterator[Array]:
+    """Yield a parameter in the shape of a weight: as it is, transposed."""
+    for turned in (parameter, parameter.T):
+        if turned.shape == like.shape:
+            yield np.ascontiguousarray(turned).astype(like.dtype)
+    if parameter.ndim != like.ndim:
+        yield parameter.reshape(like.shape).astype(like.dtype)
+
+
+def weight_text(model: nn.Module, initializer: str, array: Array, name: str, off: float) -> str:
+    """Say what a wrong weight is: another parameter of the model, the right one transposed, or how far off it is."""
+    for other, parameter in model.named_parameters():
+        if parameter.numel() != array.size or parameter.ndim != array.ndim:
+            continue
+        known = parameter.detach().float().numpy()
+        if any(np.array_equal(turned, array) for turned in (known, known.T)):
+            state = f"{name} transposed" if other == name else other
+            return f"its weight {initializer} is {state}, with {name} it is right"
+    return f"its weight {initializer} is {off:.1e} off from {name}, with that it is right"
+
+
+def relative(actual: Array, expected: Array) -> float:
+    """Return the relative L2 distance of two arrays of one shape; numbers beyond any activation do not count."""
+    seen = np.abs(expected) < HIDDEN_SCORE
+    distance = np.linalg.norm(actual[seen].astype(np.float64) - expected[seen])
+    return float(distance / (np.linalg.norm(expected[seen].astype(np.float64)) + 1e-30))
+
+
+def exchanged_columns(operator: Operator) -> Iterator[Change]:
+    """Yield packed inputs with two of their blocks of columns exchanged."""
+    matching = operator.study.matching
+    for place, value in operator.reads.items():
+        ends = {0, value.dims[-1][0]} if value.dims else set()
+        for site in matched(matching, value):
+            ends |= set(matching.values[matching.matches[site].value].columns or ())
+        parts = list(itertools.pairwise(sorted(ends)))
+        for one, other in itertools.combinations(parts, 2):
+            if one[1] - one[0] == other[1] - other[0]:
+                arrays = [with_exchanged(array, one, other) for array in value.arrays]
+                text = f"columns {one[0]}:{one[1]} and {other[0]}:{other[1]} of {value.name} are exchanged"
+                put = {value.name: arrays}
+                yield Change("wiring", text, {}, {place: arrays}, (operator.node.name,), value.where, put)
+
+
+def with_exchanged(array: Array, one: tuple[int, int], other: tuple[int, int]) -> Array:
+    """Exchange two blocks of columns."""
+    made = array.copy()
+    made[..., slice(*one)], made[..., slice(*other)] = array[..., slice(*other)], array[..., slice(*one)]
+    return made
+
+
+def input_changes(operator: Operator, site: int) -> Iterator[Change]:
+    """Yield what the model reads in the place of each input, and each two inputs of one shape exchanged."""
+    matching = operator.study.matching
+    for (one, a), (other, b) in itertools.combinations(operator.reads.items(), 2):
+        if a.dims == b.dims and a is not b:
+            text = f"inputs {one} ({a.name}) and {other} ({b.name}) are exchanged"
+            yield Change("wiring", text, {}, {one: b.arrays, other: a.arrays}, (a.where, b.where))
+    for place, value in operator.reads.items():
+        for kind in ancestors(matching, site):
+            if product(matching.sites[kind].dims) == product(value.dims):
+                for arrays in in_shape_of(matching, kind, value):
+                    yield replaced(operator, place, value, kind, arrays)
+
+
+def replaced(operator: Operator, place: int, value: Value, kind: int, arrays: list[Array]) -> Change:
+    """Return the change of an input to a site. A value near to it is itself wrong, another one is in a wrong place."""
+    matching = operator.study.matching
+    title = matching.title(kind)
+    off = max(relative(ours, theirs) for ours, theirs in zip(value.arrays, arrays, strict=True))
+    if off <= matching.tolerance and any((np.abs(array) >= HIDDEN_SCORE).any() for array in arrays):
+        return Change("mask", f"its input {value.name} lacks the mask of {title}", {}, {place: arrays})
+    if off < LOOSE and not matched(matching, value):
+        text = f"{value.name} is {off:.1e} off from {title}"
+        return Change("value", text, {}, {place: arrays}, (operator.node.name,), value.where, {value.name: arrays})
+    found = matching.matches.get(kind)
+    holder = matching.values[found.value] if found is not None and matching.right(found) else None
+    where = f", which the file has in {holder.name}" if holder is not None else ""
+    text = f"input {place} is {value.name}, the model reads {title}{where}"
+    involved = (value.where, *([holder.where] if holder is not None else []))
+    return Change("wiring", text, {}, {place: arrays}, involved)
+
+
+def bias_changes(operator: Operator, site: int) -> Iterator[Change]:
+    """Yield the model's masks in the place of what is added to the scores, where the file adds nothing or its own."""
+    place = BIASES.get(operator.node.op_type, -1)
+    node = operator.node
+    if place < 0 or (place < len(node.input) and node.input[place] in operator.values):
+        return
+    matching = operator.study.matching
+    for kind in ancestors(matching, site):
+        found = matching.sites[kind]
+        if len(found.dims) == 4 and any((array < -HIDDEN_SCORE).any() for array in found.arrays):
+            arrays = [np.maximum(array, np.finfo(np.float32).min) for array in found.arrays]
+            yield Change("mask", f"its mask is not {matching.title(kind)}, with that it is right", {}, {place: arrays})
+
+
+def ancestors(matching: Matching, site: int) -> list[int]:
+    """Return the classes of the sites that a site is computed from, the nearest first."""
+    waiting, seen, found = list(matching.sites[site].parents), set(), []
+    while waiting and len(found) < NEAR:
+        index = waiting.pop(0)
+        if index not in seen:
+            seen.add(index)
+            waiting += matching.sites[index].parents
+            if index in matching.site_class:
+                found.append(matching.site_class[index])
+    return list(dict.fromkeys(found))
+
+
+def in_shape_of(matching: Matching, kind: int, value: Value) -> Iterator[list[Array]]:
+    """Yield the numbers of a class of sites in a value's shape: of a member of that shape, else in every layout."""
+    alike = (i for i, other in matching.site_class.items() if other == kind and matching.sites[i].dims == value.dims)
+    first = next(alike, None)
+    if first is not None:
+        yield list(matching.sites[first].arrays)
+        return
+    site = matching.sites[kind]
+    for layout in layouts(site.dims, value.dims, value.batches)[:FORMS]:
+        pairs = zip(site.arrays, value.batches, strict=True)
+        yield [np.ascontiguousarray(layout.apply(array, batch)) for array, batch in pairs]
+
+
+def matched(matching: Matching, value: Value) -> list[int]:
+    """Return the classes of the sites that a value, or columns of it, was found to be."""
+    index = next(i for i, each in enumerate(matching.values) if each is value)
+    return matching.sites_of.get(matching.value_class.get(index, index), [])
+
+
+def module_path(operator: Operator, site: int) -> str:
+    """Return the path of the module that computes a site."""
+    return operator.study.matching.sites[site].name.partition("/")[0]
+
+
+def repeated(operator: Operator, array: Array) -> list[Array]:
+    """Return the same array for every probe."""
+    return [array] * len(operator.study.probes)

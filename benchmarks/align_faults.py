@@ -260,7 +260,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("genai-fp32", "phi3", "gate_proj and up_proj exchanged", GATE, exchanged(GATE, UP)),
     Fault("optimum", "llama", "queries' scale x 1.02", EAGER + "Mul_8", constant_scaled(EAGER + "Mul_8", 1, 1.02)),
     Fault("optimum", "llama", "q_proj transposed", EAGER + "q_proj", edited(EAGER + "q_proj/MatMul", lambda w: w.T)),
-    Fault("optimum", "llama", "rotary frequencies x 1.1", ROTARY, edited(ROTARY, lambda f: f * np.float32(1.1), 0)),
+    Fault("optimum", "llama", "rotary frequencies x 1.1", ROTARY, constant_scaled(ROTARY, 0, 1.1)),
     Fault("optimum", "llama", "mask left out", EAGER + "Softmax", rerouted(EAGER + "Softmax", 0, EAGER + "MatMul")),
     Fault(
         *("optimum", "llama", "weights of q_proj and o_proj exchanged", EAGER + "q_proj"),

@@ -20,9 +20,10 @@ from torch import nn
 from ditto_core.align.alone import Change, Operator
 from ditto_core.align.layout import layouts, product
 from ditto_core.align.matching import LOOSE, Matching
+from ditto_core.align.nearest import block
 from ditto_core.align.values import HIDDEN_SCORE, Array, Value
 
-NUMBERS = {"scale": "scale", "softcap": "softcap", "epsilon": "epsilon"}
+NUMBERS: Mapping[str, tuple[str, ...]] = {"scale": ("scal", "multiplier"), "softcap": ("softcap",), "epsilon": ("eps",)}
 SWITCHES = {
     "rotary_interleaved": "rotary",
     "interleaved": "rotary",
@@ -31,7 +32,8 @@ SWITCHES = {
     "is_causal": "mask",
 }
 WINDOW = "local_window_size"
-"""Attributes by what they are: a number that the model has, on or off, the attention window."""
+"""Attributes by what they are: a number that the model has under a name with one of these words; on or off, with the
+cause that it is; the attention window."""
 ABSENT: Mapping[str, Sequence[str]] = {
     "GroupQueryAttention": ("scale", "softcap", "rotary_interleaved", WINDOW),
     "MultiHeadAttention": ("scale", "unidirectional"),
@@ -46,6 +48,7 @@ BIASES = {"MultiHeadAttention": 5, "GroupQueryAttention": 10, "Attention": 5}
 NEAR, FORMS = 48, 3
 """So many ancestors of a wrong site may be what an operator should read, each in so many layouts."""
 MOST_PACKED = 3
+PACKED = " | "
 
 
 def changes(operator: Operator, site: int) -> Iterator[Change]:
@@ -54,7 +57,7 @@ def changes(operator: Operator, site: int) -> Iterator[Change]:
     yield from single
     yield from table_changes(operator)
     yield from weight_changes(operator, site)
-    yield from exchanged_columns(operator)
+    yield from column_changes(operator, site)
     yield from input_changes(operator, site)
     yield from bias_changes(operator, site)
     for one, other in itertools.combinations(single, 2):
@@ -66,36 +69,36 @@ def changes(operator: Operator, site: int) -> Iterator[Change]:
 def attribute_changes(operator: Operator, site: int) -> Iterator[Change]:
     """Yield other values of attributes: those that the model has, or the other of two."""
     given = operator.attributes
-    numbers = list(model_numbers(operator, site))
     for name in dict.fromkeys((*given, *ABSENT.get(operator.node.op_type, ()))):
-        kind = NUMBERS.get(name) or SWITCHES.get(name) or ("window" if name == WINDOW else "")
         if name in NUMBERS:
-            tried: Iterable[float] = numbers
+            kind, tried = name, list(model_numbers(operator, site, name))
+        elif name == WINDOW:
+            kind, tried = "window", list(windows(operator))
         else:
-            tried = windows(operator) if name == WINDOW else (0, 1) if kind else ()
+            kind, tried = SWITCHES.get(name, ""), [0, 1] if name in SWITCHES else []
         now = given.get(name, -1 if name == WINDOW else 0)
         for value in dict.fromkeys(tried):
             if not math.isclose(value, now, rel_tol=1e-6):
                 yield Change(kind, f"{name} is {now:.6g}, with {value:.6g} it is right", {name: value})
 
 
-def model_numbers(operator: Operator, site: int) -> Iterator[float]:
-    """Yield the numbers that the modules around a site and the configuration have."""
+def model_numbers(operator: Operator, site: int, name: str) -> Iterator[float]:
+    """Yield the numbers that the modules around a site, and the configuration, have under a name like an attribute's."""
     model = operator.study.model.module
     config: Any = getattr(model, "config", None)
-    holders = [*(vars(module) for _, module in around(model, module_path(operator, site)))]
-    holders.append(config.to_dict() if config is not None else {})
-    for holder in holders:
-        for value in holder.values():
-            if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value):
+    known = {} if config is None else config.to_dict()
+    for holder in (*(vars(module) for _, module in around(model, module_path(operator, site))), known):
+        for key, value in holder.items():
+            number = isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+            if number and any(word in key for word in NUMBERS[name]):
                 yield float(value)
-    heads = getattr(config, "num_attention_heads", 0)
-    if heads:
-        yield (getattr(config, "head_dim", None) or config.hidden_size // heads) ** -0.5
-    yield from (0.0, 1.0)
+    heads = known.get("num_attention_heads")
+    if heads and name == "scale":
+        yield (known.get("head_dim") or known["hidden_size"] // heads) ** -0.5
+    yield from {"scale": (1.0,), "softcap": (0.0,)}.get(name, ())
 
 
-def windows(operator: Operator) -> Iterator[int]:
+def windows(operator: Operator) -> Iterator[float]:
     """Yield no window, and the model's: tools count the token itself or not."""
     yield -1
     window = getattr(getattr(operator.study.model.module, "config", None), "sliding_window", None)
@@ -129,7 +132,7 @@ def weight_changes(operator: Operator, site: int) -> Iterator[Change]:
             continue
         found = parameters(model, module_path(operator, site), array)
         turned = [(relative(array, each), name, each) for name, known in found for each in oriented(known, array)]
-        for off, name, right in sorted(turned, key=lambda each: each[0]):
+        for off, name, right in sorted(turned, key=lambda each: (PACKED in each[1], each[0])):
             if off:
                 text = weight_text(model, operator.node.input[place], array, name, off)
                 yield Change("weight", text, {}, {place: repeated(operator, right)})
@@ -150,7 +153,7 @@ def parameters(model: nn.Module, path: str, like: Array) -> Iterator[tuple[str, 
             for names in itertools.permutations(parts, count):
                 arrays = [parts[name] for name in names]
                 if sum(a.size for a in arrays) == like.size and len({a.shape[1:] for a in arrays}) == 1:
-                    yield " | ".join(names), np.concatenate(arrays)
+                    yield PACKED.join(names), np.concatenate(arrays)
 
 
 def around(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -192,20 +195,43 @@ def relative(actual: Array, expected: Array) -> float:
     return float(distance / (np.linalg.norm(expected[seen].astype(np.float64)) + 1e-30))
 
 
-def exchanged_columns(operator: Operator) -> Iterator[Change]:
-    """Yield packed inputs with two of their blocks of columns exchanged."""
+def column_changes(operator: Operator, site: int) -> Iterator[Change]:
+    """Yield packed inputs with two of their blocks of columns exchanged, or with one replaced by what the model reads."""
     matching = operator.study.matching
     for place, value in operator.reads.items():
-        ends = {0, value.dims[-1][0]} if value.dims else set()
-        for site in matched(matching, value):
-            ends |= set(matching.values[matching.matches[site].value].columns or ())
-        parts = list(itertools.pairwise(sorted(ends)))
-        for one, other in itertools.combinations(parts, 2):
+        blocks = blocks_of(matching, value)
+        for one, other in itertools.combinations(blocks, 2):
             if one[1] - one[0] == other[1] - other[0]:
                 arrays = [with_exchanged(array, one, other) for array in value.arrays]
                 text = f"columns {one[0]}:{one[1]} and {other[0]}:{other[1]} of {value.name} are exchanged"
-                put = {value.name: arrays}
-                yield Change("wiring", text, {}, {place: arrays}, (operator.node.name,), value.where, put)
+                yield at_its_maker(operator, place, value, text, arrays)
+        for (start, stop), kind in itertools.product(blocks if len(blocks) > 1 else (), ancestors(matching, site)):
+            part = block(value, 0, start, stop)
+            if product(part.dims) == product(matching.sites[kind].dims):
+                for columns in in_shape_of(matching, kind, part):
+                    arrays = [with_columns(*each, start) for each in zip(value.arrays, columns, strict=True)]
+                    text = f"columns {start}:{stop} of {value.name} are not {matching.title(kind)}"
+                    yield at_its_maker(operator, place, value, text, arrays)
+
+
+def at_its_maker(operator: Operator, place: int, value: Value, text: str, arrays: list[Array]) -> Change:
+    """Return the change of an input that blames the operator that computes it."""
+    return Change("wiring", text, {}, {place: arrays}, (operator.node.name,), value.where, {value.name: arrays})
+
+
+def blocks_of(matching: Matching, value: Value) -> list[tuple[int, int]]:
+    """Return the blocks of columns of a packed value, as its sites cut it."""
+    ends = {0, value.dims[-1][0]} if value.dims else set()
+    for site in matched(matching, value):
+        ends |= set(matching.values[matching.matches[site].value].columns or ())
+    return list(itertools.pairwise(sorted(ends)))
+
+
+def with_columns(array: Array, columns: Array, start: int) -> Array:
+    """Return an array with other columns from ``start`` on."""
+    made = array.copy()
+    made[..., start : start + columns.shape[-1]] = columns
+    return made
 
 
 def with_exchanged(array: Array, one: tuple[int, int], other: tuple[int, int]) -> Array:
@@ -237,8 +263,7 @@ def replaced(operator: Operator, place: int, value: Value, kind: int, arrays: li
     if off <= matching.tolerance and any((np.abs(array) >= HIDDEN_SCORE).any() for array in arrays):
         return Change("mask", f"its input {value.name} lacks the mask of {title}", {}, {place: arrays})
     if off < LOOSE and not matched(matching, value):
-        text = f"{value.name} is {off:.1e} off from {title}"
-        return Change("value", text, {}, {place: arrays}, (operator.node.name,), value.where, {value.name: arrays})
+        return at_its_maker(operator, place, value, f"{value.name} is {off:.1e} off from {title}", arrays)
     found = matching.matches.get(kind)
     holder = matching.values[found.value] if found is not None and matching.right(found) else None
     where = f", which the file has in {holder.name}" if holder is not None else ""

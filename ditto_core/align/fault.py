@@ -91,9 +91,13 @@ class Judged:
         return [i for i in wrong if all(p in self.right_sites or p not in kinds for p in sites[i].parents)]
 
     def wrong_values(self) -> list[int]:
-        """Return the first values of the file that are wrong."""
+        """Return the first values of the file that are wrong.
+
+        A cache that keeps the last tokens only is no site: it is right where its operator's other output is.
+        """
         kinds, values = self.matching.value_class, self.matching.values
-        wrong = (i for i in kinds if i not in self.right_values)
+        fine = {values[i].where for i in self.right_values if values[i].vouches}
+        wrong = (i for i in kinds if i not in self.right_values and (values[i].vouches or values[i].where not in fine))
         return [i for i in wrong if all(p in self.right_values or p not in kinds for p in values[i].parents)]
 
     def called(self, value: int) -> str:

@@ -15,31 +15,45 @@ from ditto_core.align.file import OnnxFile
 from ditto_core.align.layout import Layout, layouts
 from ditto_core.align.matching import TOLERANCES, Match, Matching, match
 from ditto_core.align.nearest import candidates, laid_out, worst_error
+from ditto_core.align.origin import ModelOrigin, Origin
 from ditto_core.align.probes import BATCHES, PADDING, Probe, probes, untried_window, with_inputs_of
+from ditto_core.align.running import Runnable
 from ditto_core.align.values import Value
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ditto_core.model.loading import LoadedModel
 
 CACHE = "present."
 
 
 @dataclass
-class Study:
+class Sides:
+    """A file beside the right side on the same inputs: ``feeds`` are the file's, ``origin`` is what the sites are of."""
+
+    file: Runnable
+    feeds: running.Feeds
+    matching: Matching
+    origin: Origin
+
+    def again(self, forced: running.Forced) -> Self:
+        """Return both sides with some of the file's values given instead of computed."""
+        batches = self.matching.values[0].batches
+        values = running.capture(self.file, self.feeds, batches, forced)
+        return replace(self, matching=match(self.matching.sites, values, self.matching.tolerance))
+
+
+@dataclass
+class Study(Sides):
     """A file and a model on the probes, and what of the two belongs together."""
 
     file: OnnxFile
     model: LoadedModel
     probes: Sequence[Probe]
     binding: Binding
-    matching: Matching
     finals: Mapping[str, int]
-
-    def again(self, forced: running.Forced) -> Study:
-        """Return the study with some of the file's values given instead of computed."""
-        values = running.capture(self.file, self.binding, self.probes, forced)
-        return replace(self, matching=match(self.matching.sites, values, self.matching.tolerance))
 
     def padded(self) -> Study:
         """Return the study on probes whose last row is padded."""
@@ -72,9 +86,10 @@ def of_both(
     finals: Mapping[str, int],
 ) -> Study:
     """Run the file and match its values with the model's."""
-    values = running.capture(file, binding, ran)
-    tolerance = TOLERANCES.get(file.dtype, TOLERANCES["float32"])
-    return Study(file, model, ran, binding, match(sites, values, tolerance), finals)
+    feeds = [running.fed(binding, probe) for probe in ran]
+    values = running.capture(file, feeds, tuple(probe.batch for probe in ran))
+    matching = match(sites, values, TOLERANCES.get(file.dtype, TOLERANCES["float32"]))
+    return Study(file, feeds, matching, ModelOrigin(model.module), model, ran, binding, finals)
 
 
 def concluded(found: Study) -> Alignment:

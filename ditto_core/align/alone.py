@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ditto_core.align.file import ask_fused, inference_session_of
-from ditto_core.align.running import fed, run, usable
+from ditto_core.align.running import run, usable
 from ditto_core.align.values import Array, Value
 from ditto_core.errors import SelectorError
 from ditto_core.graphs.cut import value_info
@@ -17,7 +17,7 @@ from ditto_core.graphs.files import read_initializer, with_data
 from ditto_core.graphs.graph import Graph
 
 if TYPE_CHECKING:
-    from ditto_core.align.aligning import Study
+    from ditto_core.align.aligning import Sides
 
 CHANGED = "::changed"
 
@@ -46,7 +46,7 @@ class Operator:
     Raises :class:`~ditto_core.errors.SelectorError` when the file has no such operator.
     """
 
-    def __init__(self, study: Study, label: str) -> None:
+    def __init__(self, study: Sides, label: str) -> None:
         self.study = study
         self.values = {value.name: value for value in study.matching.values if value.base < 0}
         model = study.file.copy()
@@ -73,7 +73,7 @@ class Operator:
     def weight(self, place: int) -> Array | None:
         """Return the floating weight at an input, if there is one."""
         tensor = self.graph.weights.get(self.node.input[place]) if place < len(self.node.input) else None
-        array = None if tensor is None else np.asarray(read_initializer(tensor, self.study.file.path.parent))
+        array = None if tensor is None else np.asarray(read_initializer(tensor, self.study.file.folder))
         return array if array is not None and array.dtype.kind == "f" else None
 
     def outputs(self, change: Change) -> list[Value]:
@@ -86,8 +86,8 @@ class Operator:
         session = inference_session_of(part)
         taken = {value.name for value in session.get_inputs()}
         runs = []
-        for i, probe in enumerate(self.study.probes):
-            known = {**fed(self.study.binding, probe), **{name: self._given(name, i) for name in captured}}
+        for i, feed in enumerate(self.study.feeds):
+            known = {**feed, **{name: self._given(name, i) for name in captured}}
             known |= {f"{place}{CHANGED}": arrays[i] for place, arrays in change.inputs.items()}
             runs.append(run(session, names, {name: known[name] for name in taken}))
         return [self._value(name, arrays) for name, arrays in zip(names, zip(*runs, strict=True), strict=True)]
@@ -123,7 +123,7 @@ class Operator:
         typed = {**{name: self._given(name, 0) for name in captured}, **changed_inputs(change)}
         inputs = [value_info(name, array) for name, array in typed.items()]
         inputs += [graph.inputs[name] for name in needed if name in graph.inputs]
-        folder = self.study.file.path.parent
+        folder = self.study.file.folder
         weights = [with_data(graph.weights[name], folder) for name in needed if name in graph.weights]
         ends = [onnx.ValueInfoProto(name=name) for name in names]
         return graph.with_graph(nodes, inputs, ends, weights), captured

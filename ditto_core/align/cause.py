@@ -15,7 +15,7 @@ from ditto_core.align.values import Array, Value
 from ditto_core.errors import DittoError, SelectorError
 
 if TYPE_CHECKING:
-    from ditto_core.align.aligning import Study
+    from ditto_core.align.aligning import Sides
 
 HEALED = 3
 """An exchange makes more sites right than those that follow at once."""
@@ -29,7 +29,7 @@ class Explained:
     put: Mapping[str, list[Array]] = field(default_factory=dict)
 
 
-def explained(study: Study, fault: Fault) -> Explained:
+def explained(study: Sides, fault: Fault) -> Explained:
     """Return the fault with the change that makes its operator right, or as it is where none does.
 
     A wrong input moves the blame to the operator that computes it.
@@ -52,7 +52,7 @@ def explained(study: Study, fault: Fault) -> Explained:
     return next(exchanges(study, fault, judged, site, group[0]), Explained(fault))
 
 
-def exchanges(study: Study, fault: Fault, judged: Judged, site: int, first: int) -> Iterator[Explained]:
+def exchanges(study: Sides, fault: Fault, judged: Judged, site: int, first: int) -> Iterator[Explained]:
     """Yield the exchange of what an operator reads with what the model reads there, if it heals what follows.
 
     As by two exchanged weights: every value is right and in the other's place.
@@ -99,7 +99,7 @@ def heals(matching: Matching, made: Sequence[Value]) -> bool:
     return new
 
 
-def blamed(study: Study, fault: Fault, change: Change, made: Sequence[Value]) -> Explained:
+def blamed(study: Sides, fault: Fault, change: Change, made: Sequence[Value]) -> Explained:
     """Return the fault with its cause, at the operator that is to blame."""
     node = next((v for v in study.matching.values if v.where == change.moves), None)
     cause = f"{change.kind}: {change.text}"

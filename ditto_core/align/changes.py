@@ -7,15 +7,11 @@ the model's values is the cause.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import torch
-from torch import nn
 
 from ditto_core.align.alone import Change, Operator
 from ditto_core.align.layout import layouts, product
@@ -73,7 +69,7 @@ def attribute_changes(operator: Operator, site: int) -> Iterator[Change]:
         if name in NUMBERS:
             kind, tried = name, list(model_numbers(operator, site, name))
         elif name == WINDOW:
-            kind, tried = "window", list(windows(operator))
+            kind, tried = "window", list(operator.study.origin.windows())
         else:
             kind, tried = SWITCHES.get(name, ""), [0, 1] if name in SWITCHES else []
         now = given.get(name, -1 if name == WINDOW else 0)
@@ -83,69 +79,45 @@ def attribute_changes(operator: Operator, site: int) -> Iterator[Change]:
 
 
 def model_numbers(operator: Operator, site: int, name: str) -> Iterator[float]:
-    """Yield the numbers that the modules around a site, and the configuration, have under a name like an attribute's."""
-    model = operator.study.model.module
-    config: Any = getattr(model, "config", None)
-    known = {} if config is None else config.to_dict()
-    for holder in (*(vars(module) for _, module in around(model, module_path(operator, site))), known):
-        for key, value in holder.items():
-            number = isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
-            if number and any(word in key for word in NUMBERS[name]):
-                yield float(value)
-    heads = known.get("num_attention_heads")
-    if heads and name == "scale":
-        yield (known.get("head_dim") or known["hidden_size"] // heads) ** -0.5
+    """Yield the numbers of the right side that have a name like an attribute's, then what it usually is."""
+    known = operator.study.origin.numbers(operator.study.matching.sites[site])
+    yield from (value for key, value in known if any(word in key for word in NUMBERS[name]))
     yield from {"scale": (1.0,), "softcap": (0.0,)}.get(name, ())
-
-
-def windows(operator: Operator) -> Iterator[float]:
-    """Yield no window, and the model's: tools count the token itself or not."""
-    yield -1
-    window = getattr(getattr(operator.study.model.module, "config", None), "sliding_window", None)
-    if window:
-        yield from (int(window), int(window) - 1, int(window) + 1)
 
 
 def table_changes(operator: Operator) -> Iterator[Change]:
     """Yield the tables of the model's rotary embeddings in the place of the file's."""
-    places = TABLES.get(operator.node.op_type, ())
-    given = [operator.weight(place) for place in places]
-    if not given or any(table is None for table in given):
+    given = {place: table for place in TABLES.get(operator.node.op_type, ()) if (table := operator.weight(place)) is not None}
+    if len(given) < len(TABLES.get(operator.node.op_type, "")) or not given:
         return
-    rows, half = given[0].shape  # type: ignore[union-attr]
-    for name, module in operator.study.model.module.named_modules():
-        if list(inspect.signature(module.forward).parameters)[:2] != ["x", "position_ids"]:
-            continue
-        with torch.no_grad():
-            tables = module(torch.zeros(1), torch.arange(rows)[None])
-        arrays = [table[0, :, :half].float().numpy() for table in tables]
-        inputs = {place: repeated(operator, array) for place, array in zip(places, arrays, strict=True)}
+    rows, half = next(iter(given.values())).shape
+    for name, tables in operator.study.origin.rotaries(rows):
+        inputs = {place: repeated(operator, table[:, :half]) for place, table in zip(given, tables, strict=True)}
         yield Change("rotary", f"its tables of cosines and sines are not those of {name}, with these it is right", {}, inputs)
 
 
 def weight_changes(operator: Operator, site: int) -> Iterator[Change]:
-    """Yield the parameters of the modules around a site in the place of a weight of the same size, also several packed."""
-    model = operator.study.model.module
-    for place in range(len(operator.node.input)):
+    """Yield the parameters near a site in the place of a weight of the same size, also several of them packed."""
+    origin, target = operator.study.origin, operator.study.matching.sites[site]
+    for place, name in enumerate(operator.node.input):
         array = operator.weight(place)
         if array is None or array.size < 2:
             continue
-        found = parameters(model, module_path(operator, site), array)
-        turned = [(relative(array, each), name, each) for name, known in found for each in oriented(known, array)]
-        for off, name, right in sorted(turned, key=lambda each: (PACKED in each[1], each[0])):
+        found = [
+            (relative(array, turned), right, turned)
+            for right, known in fitting(origin.weights(target, array.size), array)
+            for turned in oriented(known, array)
+        ]
+        for off, right, turned in sorted(found, key=lambda each: (PACKED in each[1], each[0])):
             if off:
-                text = weight_text(model, operator.node.input[place], array, name, off)
-                yield Change("weight", text, {}, {place: repeated(operator, right)})
+                other = origin.named(array)
+                state = f"{off:.1e} off from {right}" if not other else other + (" transposed" if other == right else "")
+                text = f"its weight {name} is {state}, with {right} it is right"
+                yield Change("weight", text, {}, {place: repeated(operator, turned)})
 
 
-def parameters(model: nn.Module, path: str, like: Array) -> Iterator[tuple[str, Array]]:
-    """Yield the parameters around a module with as many numbers as ``like``, then packed ones."""
-    found = []
-    for prefix, module in around(model, path):
-        for name, parameter in module.named_parameters(prefix, recurse=module is not model):
-            if parameter.numel() <= like.size:
-                found.append((name, parameter.detach().float().numpy()))
-    known = dict(found)
+def fitting(known: Mapping[str, Array], like: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the parameters with as many numbers as ``like``, then several packed that have as many together."""
     yield from ((name, array) for name, array in known.items() if array.size == like.size)
     for kind in ("weight", "bias"):
         parts = {name: array for name, array in known.items() if name.endswith(kind) and array.size < like.size}
@@ -156,17 +128,6 @@ def parameters(model: nn.Module, path: str, like: Array) -> Iterator[tuple[str, 
                     yield PACKED.join(names), np.concatenate(arrays)
 
 
-def around(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield a module and those that it is in, two levels up."""
-    known = dict(model.named_modules())
-    for _ in range(3):
-        if path in known:
-            yield path, known[path]
-        if not path:
-            return
-        path = path.rpartition(".")[0]
-
-
 def oriented(parameter: Array, like: Array) -> Iterator[Array]:
     """Yield a parameter in the shape of a weight: as it is, transposed."""
     for turned in (parameter, parameter.T):
@@ -174,18 +135,6 @@ def oriented(parameter: Array, like: Array) -> Iterator[Array]:
             yield np.ascontiguousarray(turned).astype(like.dtype)
     if parameter.ndim != like.ndim:
         yield parameter.reshape(like.shape).astype(like.dtype)
-
-
-def weight_text(model: nn.Module, initializer: str, array: Array, name: str, off: float) -> str:
-    """Say what a wrong weight is: another parameter of the model, the right one transposed, or how far off it is."""
-    for other, parameter in model.named_parameters():
-        if parameter.numel() != array.size or parameter.ndim != array.ndim:
-            continue
-        known = parameter.detach().float().numpy()
-        if any(np.array_equal(turned, array) for turned in (known, known.T)):
-            state = f"{name} transposed" if other == name else other
-            return f"its weight {initializer} is {state}, with {name} it is right"
-    return f"its weight {initializer} is {off:.1e} off from {name}, with that it is right"
 
 
 def relative(actual: Array, expected: Array) -> float:
@@ -229,14 +178,14 @@ def blocks_of(matching: Matching, value: Value) -> list[tuple[int, int]]:
 
 def with_columns(array: Array, columns: Array, start: int) -> Array:
     """Return an array with other columns from ``start`` on."""
-    made = array.copy()
+    made: Array = array.copy()
     made[..., start : start + columns.shape[-1]] = columns
     return made
 
 
 def with_exchanged(array: Array, one: tuple[int, int], other: tuple[int, int]) -> Array:
     """Exchange two blocks of columns."""
-    made = array.copy()
+    made: Array = array.copy()
     made[..., slice(*one)], made[..., slice(*other)] = array[..., slice(*other)], array[..., slice(*one)]
     return made
 
@@ -288,7 +237,7 @@ def bias_changes(operator: Operator, site: int) -> Iterator[Change]:
 
 def ancestors(matching: Matching, site: int) -> list[int]:
     """Return the classes of the sites that a site is computed from, the nearest first."""
-    waiting, seen, found = list(matching.sites[site].parents), set(), []
+    waiting, seen, found = list(matching.sites[site].parents), set(), list[int]()
     while waiting and len(found) < NEAR:
         index = waiting.pop(0)
         if index not in seen:
@@ -318,11 +267,6 @@ def matched(matching: Matching, value: Value) -> list[int]:
     return matching.sites_of.get(matching.value_class.get(index, index), [])
 
 
-def module_path(operator: Operator, site: int) -> str:
-    """Return the path of the module that computes a site."""
-    return operator.study.matching.sites[site].name.partition("/")[0]
-
-
 def repeated(operator: Operator, array: Array) -> list[Array]:
     """Return the same array for every probe."""
-    return [array] * len(operator.study.probes)
+    return [array] * len(operator.study.feeds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from ditto_core.align.nearest import Candidate, candidates
 from ditto_core.align.values import Array, Value
 
 if TYPE_CHECKING:
-    from ditto_core.align.aligning import Study
+    from ditto_core.align.aligning import Sides, Study
+
+S = TypeVar("S", bound="Sides")
 
 MOST_TRIES = 12
 NEAR_SITES = 24
@@ -49,18 +51,25 @@ def all_faults(study: Study, most: int = 4) -> list[Repair]:
 
     Where the probes show none, a decoder's later steps and an encoder's padded probes are looked at.
     """
-    found = faults_on_probes(study, most)
+    found = repaired(study, most)[0]
     if found or not most:
         return found
     later = decoding_fault(study)
     if later is not None:
         return [Repair(later)]
     masked = not study.model.decoder and MASK in study.binding.roles.values() and study.probes[0].batch > 1
-    return faults_on_probes(study.padded(), most) if masked else []
+    return repaired(study.padded(), most)[0] if masked else []
 
 
-def faults_on_probes(study: Study, most: int) -> list[Repair]:
-    """Return the faults that the study's own probes show."""
+Taken: TypeAlias = tuple[Repair, dict[str, list[Array]], S]
+"""A repair, all values that are put in up to now, and both sides with them."""
+
+
+def repaired(study: S, most: int, *, to_the_end: bool = False) -> tuple[list[Repair], S]:
+    """Return the faults that the study's own probes show, and the sides with all of them but the last repaired.
+
+    ``to_the_end``: with the last one, too.
+    """
     found: list[Repair] = []
     forced: dict[str, list[Array]] = {}
     seen: set[str] = set()
@@ -70,19 +79,17 @@ def faults_on_probes(study: Study, most: int) -> list[Repair]:
             break
         seen.add(new[0].node)
         known = explained(study, new[0])
-        last = len(found) + 1 == most
+        last = len(found) + 1 == most and not to_the_end
         best = None if last else caused_repair(study, known, forced) or best_repair(study, new[0], forced)
         found.append(Repair(known.fault) if best is None else best[0])
         if best is None:
             found += [Repair(explained(study, other).fault) for other in new[1 : most - len(found) + 1]]
             break
         _, forced, study = best
-    return found[:most]
+    return found[:most], study
 
 
-def caused_repair(
-    study: Study, known: Explained, forced: dict[str, list[Array]]
-) -> tuple[Repair, dict[str, list[Array]], Study] | None:
+def caused_repair(study: S, known: Explained, forced: dict[str, list[Array]]) -> Taken[S] | None:
     """Put what a fault's operator gives without its cause in its place, where that heals."""
     put = {**forced, **known.put}
     other = study.again(put) if known.put else study
@@ -96,9 +103,7 @@ def caused_repair(
     return Repair(known.fault, healed, gain), put, other
 
 
-def best_repair(
-    study: Study, fault: Fault, forced: dict[str, list[Array]]
-) -> tuple[Repair, dict[str, list[Array]], Study] | None:
+def best_repair(study: S, fault: Fault, forced: dict[str, list[Array]]) -> Taken[S] | None:
     """Put the sites near a fault in the place of its operator's outputs; return the first repair that heals."""
     before = len(study.matching.agreeing)
     for sites, values in itertools.islice(proposals(study, fault), MOST_TRIES):
@@ -110,7 +115,7 @@ def best_repair(
     return None
 
 
-def elsewhere(study: Study, fault: Fault, put: dict[str, Any]) -> bool:
+def elsewhere(study: Sides, fault: Fault, put: dict[str, Any]) -> bool:
     """Tell whether what is wrong after a repair is neither at the operator nor at one that reads what was put in."""
     values = study.matching.values
     for other in faults(study.matching):
@@ -122,7 +127,7 @@ def elsewhere(study: Study, fault: Fault, put: dict[str, Any]) -> bool:
     return True
 
 
-def proposals(study: Study, fault: Fault) -> Iterator[tuple[tuple[str, ...], dict[str, list[Array]]]]:
+def proposals(study: Sides, fault: Fault) -> Iterator[tuple[tuple[str, ...], dict[str, list[Array]]]]:
     """Yield what may be right in the place of the operator's wrong outputs, all at once, the likeliest first."""
     matching = study.matching
     judged = Judged(matching)

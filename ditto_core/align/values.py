@@ -56,7 +56,7 @@ class Value:
     def constant(self) -> bool:
         """Whether the inputs' content does not show: the probes agree wherever both have an element."""
         first, *others = self.arrays
-        return all(np.array_equal(*cropped(first, other), equal_nan=True) for other in others)
+        return bool(others) and all(np.array_equal(*cropped(first, other), equal_nan=True) for other in others)
 
 
 def cropped(one: Array, other: Array) -> tuple[Array, Array]:

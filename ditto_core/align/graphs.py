@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ditto_core.align.aligning import Sides, measured
-from ditto_core.align.file import inference_session_of
+from ditto_core.align.feeds import fed_alike
+from ditto_core.align.file import OnnxFile, inference_session_of
 from ditto_core.align.layout import Layout
-from ditto_core.align.matching import match
+from ditto_core.align.matching import TOLERANCES, match
 from ditto_core.align.origin import GraphOrigin
 from ditto_core.align.repair import repaired
 from ditto_core.align.running import capture
 from ditto_core.align.values import Value
+from ditto_core.errors import RunError, UsageError
+from ditto_core.graphs.graph import Graph
 
 if TYPE_CHECKING:
     import onnx
 
     from ditto_core.align.running import Feeds
-    from ditto_core.graphs.graph import Graph
 
 MOST_FAULTS = 8
 """So many faults are repaired before what is left counts as different."""
@@ -57,6 +59,39 @@ def beside(actual: Graph, feeds: Feeds, expected: Graph, others: Feeds, toleranc
     sites = [replace(site, sites=(site.name,)) for site in capture(Loaded(expected), others, batches)]
     values = capture(Loaded(actual), feeds, batches)
     return Sides(Loaded(actual), feeds, match(sites, values, tolerance), GraphOrigin(expected))
+
+
+def of_files(actual: OnnxFile, expected: OnnxFile, feeds: Feeds, inputs: Mapping[str, str]) -> Sides:
+    """Run two files on the inputs of the second, which is right; ``inputs`` are roles of the first one's by name.
+
+    Raises :class:`~ditto_core.errors.UsageError` when an input of the first is none of the second's,
+    :class:`~ditto_core.errors.RunError` when one of them does not run.
+    """
+    good, graph = Graph.load(expected.path), Graph.load(actual.path)
+    tolerance = max(TOLERANCES.get(file.dtype, 0.0) for file in (actual, expected))
+    problem: RunError | None = None
+    for own in fed_alike(actual, expected, feeds, inputs):
+        try:
+            return beside(graph, own, good, feeds, tolerance)
+        except RunError as error:
+            problem = error
+    raise problem or UsageError(f"{actual.path.name} has no inputs that {expected.path.name} has")
+
+
+def summary(sides: Sides, actual: str, expected: str) -> str:
+    """Return what was found of two graphs as text: how many of the right values are in the other, and how."""
+    matching = sides.matching
+    kinds = set(matching.site_class.values())
+    right = kinds & matching.agreeing
+    hidden = (kinds & matching.vouched) - right
+    off = {kind: found for kind, found in matching.matches.items() if kind not in right | hidden}
+    lines = [
+        f"{actual} against {expected}: {len(right)} of {len(kinds)} values within {matching.tolerance:.0e}, {len(off)} off, "
+        f"{len(hidden)} hidden by fusion, {len(kinds - right - hidden - set(off))} not in the file"
+    ]
+    shown = sorted(off.items())[:MOST_FAULTS]
+    lines += [f"  {matching.title(i)}: rel_l2 {m.error:.1e} in {matching.values[m.value].name}" for i, m in shown]
+    return "\n".join(lines)
 
 
 def counterparts(sides: Sides) -> dict[str, str]:

@@ -104,13 +104,17 @@ def caused_repair(study: S, known: Explained, forced: dict[str, list[Array]]) ->
 
 
 def best_repair(study: S, fault: Fault, forced: dict[str, list[Array]]) -> Taken[S] | None:
-    """Put the sites near a fault in the place of its operator's outputs; return the first repair that heals."""
+    """Put the sites near a fault in the place of its operator's outputs; return the first repair that heals.
+
+    It heals more than follows at once, or leaves nothing wrong.
+    """
     before = len(study.matching.agreeing)
     for sites, values in itertools.islice(proposals(study, fault), MOST_TRIES):
         put = {**forced, **values}
         other = study.again(put)
         gain = len(other.matching.agreeing) - before
-        if gain > HEALED * len(sites) and elsewhere(other, fault, values):
+        healed = gain > HEALED * len(sites) and elsewhere(other, fault, values)
+        if healed or (gain >= len(sites) and not Judged(other.matching).wrong_sites()):
             return Repair(fault, sites, gain), put, other
     return None
 

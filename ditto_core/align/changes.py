@@ -55,7 +55,7 @@ def changes(operator: Operator, site: int) -> Iterator[Change]:
     yield from weight_changes(operator, site)
     yield from column_changes(operator, site)
     yield from input_changes(operator, site)
-    yield from bias_changes(operator, site)
+    yield from bias_changes(operator)
     for one, other in itertools.combinations(single, 2):
         if one.kind != other.kind:
             attributes = {**one.attributes, **other.attributes}
@@ -221,16 +221,16 @@ def replaced(operator: Operator, place: int, value: Value, kind: int, arrays: li
     return Change("wiring", text, {}, {place: arrays}, involved)
 
 
-def bias_changes(operator: Operator, site: int) -> Iterator[Change]:
+def bias_changes(operator: Operator) -> Iterator[Change]:
     """Yield the model's masks in the place of what is added to the scores, where the file adds nothing or its own."""
     place = BIASES.get(operator.node.op_type, -1)
     node = operator.node
     if place < 0 or (place < len(node.input) and node.input[place] in operator.values):
         return
     matching = operator.study.matching
-    for kind in ancestors(matching, site):
+    for kind in sorted(set(matching.site_class.values())):
         found = matching.sites[kind]
-        if len(found.dims) == 4 and any((array < -HIDDEN_SCORE).any() for array in found.arrays):
+        if len(found.dims) == 4 and set(found.dims[1]) == {1} and any((array < -HIDDEN_SCORE).any() for array in found.arrays):
             arrays = [np.maximum(array, np.finfo(np.float32).min) for array in found.arrays]
             yield Change("mask", f"its mask is not {matching.title(kind)}, with that it is right", {}, {place: arrays})
 

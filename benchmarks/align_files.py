@@ -151,13 +151,17 @@ def simplified(file: Path, target: Path) -> Path:
     return target / "model.onnx"
 
 
-def fused(file: Path, target: Path, heads: int = 4, hidden: int = 64) -> Path:
-    """onnxruntime.transformers' optimizer of a file of BERT's or ViT's."""
+def fused(file: Path, target: Path, heads: int = 4, hidden: int = 64, *, unpacked: bool = False) -> Path:
+    """onnxruntime.transformers' optimizer of a file of BERT's or ViT's; ``unpacked``: to MultiHeadAttention."""
+    from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
     target.mkdir(parents=True, exist_ok=True)
     kind = "vit" if "vit" in str(file) else "bert"
-    model = optimize_model(str(file), model_type=kind, num_heads=heads, hidden_size=hidden, opt_level=0)
+    options = FusionOptions(kind)
+    options.use_multi_head_attention = unpacked
+    sizes = {"num_heads": heads, "hidden_size": hidden, "optimization_options": options}
+    model = optimize_model(str(file), model_type=kind, opt_level=0, **sizes)
     model.save_model_to_file(str(target / "model.onnx"))
     return target / "model.onnx"
 
@@ -202,5 +206,7 @@ def plan(folder: Path) -> Iterator[tuple[str, str, Maker]]:
     for family in ("bert", "vit"):
         origin = folder / "optimum" / family / "model.onnx"
         yield "ort-transformers", family, lambda source, target, origin=origin: fused(origin, target)  # type: ignore[misc]
+    origin = folder / "optimum" / "bert" / "model.onnx"
+    yield "ort-mha", "bert", lambda source, target, origin=origin: fused(origin, target, unpacked=True)  # type: ignore[misc]
     for family in ("llama", "qwen3", "gemma2", "bert", "vit", "resnet"):
         yield "ours", family, ours

@@ -96,3 +96,74 @@ def optimized(source, target, level):
     options.optimized_model_filepath = str(target)
     options.log_severity_level = 3
     onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+
+
+def replaced(model, nodes, initializers, domains=("com.microsoft",)):
+    """Put nodes in the place of those that compute the same values; drop what nothing needs any more."""
+    from ditto_core.graphs.graph import Graph
+
+    made = {name for node in nodes for name in node.output}
+    graph = model.graph
+    kept = [node for node in graph.node if not made & set(node.output)]
+    graph.initializer.extend(initializers)
+    del graph.node[:]
+    known = {v.name for v in (*graph.input, *graph.initializer)} | {""}
+    waiting = [*kept, *nodes]
+    while waiting:  # in topological order
+        node = next(n for n in waiting if set(n.input) <= known)
+        waiting.remove(node)
+        graph.node.append(node)
+        known |= set(node.output)
+    needed = Graph(model).upstream([v.name for v in graph.output], ())
+    left = [graph.node[i] for i in needed]
+    del graph.node[:]
+    graph.node.extend(left)
+    model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in domains)
+
+
+def with_multi_head_attention(source, target, layer, heads=4, **attributes):
+    """Write a copy of BERT in which one layer's attention is a MultiHeadAttention; return the node's name."""
+    model = read_model(source)
+    maker = {o: n for n in model.graph.node for o in n.output}
+    scope = f"encoder.layer.{layer}.attention.self"
+    mask = maker[maker[f"{scope}:probs"].input[0]].input[1]
+    end = next(n.output[0] for n in model.graph.node if f"{scope}:context" in n.input)
+    reads = [f"{scope}.{name}" for name in ("query", "key", "value")]
+    node = helper.make_node(
+        "MultiHeadAttention", [*reads, "", "", mask], [end], "fused", domain="com.microsoft", num_heads=heads, **attributes
+    )
+    replaced(model, [node], [])
+    onnx.save(model, str(target))
+    return node.name
+
+
+def with_group_query_attention(source, target, layer, tables, edit=lambda table: table, **attributes):
+    """Write a copy of a Llama in which one layer's attention is a GroupQueryAttention with ``tables`` [positions, half]
+    of cosines and sines; return the node's name."""
+    import numpy as np
+
+    model = read_model(source)
+    scope = f"model.layers.{layer}.self_attn"
+    end = next(n.output[0] for n in model.graph.node if f"{scope}:context" in n.input)
+    reads = [f"{scope}.{name}_proj" for name in "qkv"]
+    pasts, presents = ([f"{kind}.{layer}.{name}" for name in ("key", "value")] for kind in ("past_key_values", "present"))
+    nodes = [
+        helper.make_node("ReduceSum", ["attention_mask", "axis_1"], ["tokens"], keepdims=0),
+        helper.make_node("Sub", ["tokens", "one"], ["last"]),
+        helper.make_node("Cast", ["last"], ["seqlens_k"], to=onnx.TensorProto.INT32),
+        helper.make_node("Shape", ["attention_mask"], ["mask_shape"]),
+        helper.make_node("Gather", ["mask_shape", "one"], ["total_long"]),
+        helper.make_node("Cast", ["total_long"], ["total"], to=onnx.TensorProto.INT32),
+        helper.make_node(
+            "GroupQueryAttention",
+            [*reads, *pasts, "seqlens_k", "total", "cosines", "sines"],
+            [end, *presents],
+            "fused",
+            domain="com.microsoft",
+            **{"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, **attributes},
+        ),
+    ]
+    arrays = {"axis_1": np.array([1]), "one": np.array(1), "cosines": edit(tables[0]), "sines": tables[1]}
+    replaced(model, nodes, [numpy_helper.from_array(np.ascontiguousarray(a), name) for name, a in arrays.items()])
+    onnx.save(model, str(target))
+    return "fused"

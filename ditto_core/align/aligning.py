@@ -15,35 +15,56 @@ from ditto_core.align.file import OnnxFile
 from ditto_core.align.layout import Layout, layouts
 from ditto_core.align.matching import TOLERANCES, Match, Matching, match
 from ditto_core.align.nearest import candidates, laid_out, worst_error
-from ditto_core.align.probes import BATCHES, Probe, probes, untried_window, with_inputs_of
+from ditto_core.align.origin import ModelOrigin, Origin
+from ditto_core.align.probes import BATCHES, PADDING, Probe, probes, untried_window, with_inputs_of
+from ditto_core.align.running import Runnable
 from ditto_core.align.values import Value
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ditto_core.model.loading import LoadedModel
 
 CACHE = "present."
 
 
 @dataclass
-class Study:
+class Sides:
+    """A file beside the right side on the same inputs: ``feeds`` are the file's, ``origin`` is what the sites are of."""
+
+    file: Runnable
+    feeds: running.Feeds
+    matching: Matching
+    origin: Origin
+
+    def again(self, forced: running.Forced) -> Self:
+        """Return both sides with some of the file's values given instead of computed."""
+        batches = self.matching.values[0].batches
+        values = running.capture(self.file, self.feeds, batches, forced)
+        return replace(self, matching=match(self.matching.sites, values, self.matching.tolerance))
+
+
+@dataclass
+class Study(Sides):
     """A file and a model on the probes, and what of the two belongs together."""
 
     file: OnnxFile
     model: LoadedModel
     probes: Sequence[Probe]
     binding: Binding
-    matching: Matching
     finals: Mapping[str, int]
 
-    def again(self, forced: running.Forced) -> Study:
-        """Return the study with some of the file's values given instead of computed."""
-        values = running.capture(self.file, self.binding, self.probes, forced)
-        return replace(self, matching=match(self.matching.sites, values, self.matching.tolerance))
+    def padded(self) -> Study:
+        """Return the study on probes whose last row is padded."""
+        sizes = tuple(probe.batch for probe in self.probes)
+        ran = probes(self.model, sizes, PADDING)
+        return of_both(self.model, self.file, self.binding, ran, *eager.capture(self.model, ran))
 
 
 def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None = None) -> Study:
     """Run both sides on the probes and match their values. ``inputs`` are roles of the file's inputs by name.
+
 
     Raises :class:`UsageError` when an input of the file fits nothing, :class:`~ditto_core.errors.RunError` when a side
     fails.
@@ -53,9 +74,22 @@ def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     ran = probes(model, (fixed, fixed) if fixed else BATCHES)
     sites, finals = eager.capture(model, ran)
     binding = running.bind(file, model, ran, {name: sites[i] for name, i in finals.items()}, inputs or {})
-    values = running.capture(file, binding, ran)
-    tolerance = TOLERANCES.get(file.dtype, TOLERANCES["float32"])
-    return Study(file, model, ran, binding, match(sites, values, tolerance), finals)
+    return of_both(model, file, binding, ran, sites, finals)
+
+
+def of_both(
+    model: LoadedModel,
+    file: OnnxFile,
+    binding: Binding,
+    ran: Sequence[Probe],
+    sites: Sequence[Value],
+    finals: Mapping[str, int],
+) -> Study:
+    """Run the file and match its values with the model's."""
+    feeds = [running.fed(binding, probe) for probe in ran]
+    values = running.capture(file, feeds, tuple(probe.batch for probe in ran))
+    matching = match(sites, values, TOLERANCES.get(file.dtype, TOLERANCES["float32"]))
+    return Study(file, feeds, matching, ModelOrigin(model.module), model, ran, binding, finals)
 
 
 def concluded(found: Study) -> Alignment:

@@ -28,6 +28,8 @@ COUNTS = {
     "use_cache_branch": "has_past",
     "cache_position": "cache_positions",
     "token_type_ids": "zeros",
+    "attention_mask": "ones",
+    "position_ids": "positions",
 }
 """Inputs that exporters add beside the model's own, and what they hold."""
 TOKEN_WORDS = ("past", "total", "seq", "len", "sliding", "window")
@@ -97,6 +99,8 @@ def content(role: str, inputs: Mapping[str, Any], past: int) -> Any:
         "last_positions": lambda: np.asarray(inputs[MASK]).sum(1) - 1,
         "has_past": lambda: np.array(past > 0),
         "cache_positions": lambda: np.arange(past, past + length),
+        "ones": lambda: np.ones((batch, past + length), np.int64),
+        "positions": lambda: np.broadcast_to(np.arange(past, past + length), (batch, length)),
         "zeros": lambda: np.zeros((batch, length), np.int64),
     }
     return made[role]()
@@ -134,7 +138,8 @@ def named_roles(file: OnnxFile, names: Sequence[str], given: Mapping[str, str]) 
     settings = {text: role for role, text in file.settings.get("inputs", {}).items() if isinstance(text, str)}
     for port in file.inputs:
         aliases = (given.get(port.name, ""), port.name, settings.get(port.name, ""))
-        role = next((COUNTS.get(name, name) for name in aliases if name in names or name in COUNTS), "")
+        named = (name if name in names else COUNTS.get(name, "") for name in aliases)
+        role = next(filter(None, named), "")
         if role:
             known[port.name] = role
     return known, [port for port in file.inputs if port.name not in known]
@@ -208,6 +213,12 @@ def returned(file: OnnxFile, port: Port) -> str:
     for old, new in (("past_key_values", "present"), ("past", "present"), ("_in", "_out"), ("input", "output")):
         if old in port.name and port.name.replace(old, new) in outputs:
             return port.name.replace(old, new)
+    return computed_from(file, port)
+
+
+def computed_from(file: OnnxFile, port: Port) -> str:
+    """Return the nearest output of a cache input's rank that is computed from it; an empty string for none."""
+    outputs = {found.name: found for found in file.outputs}
     readers: dict[str, list[Any]] = {}
     for node in file.model.graph.node:
         for place, name in enumerate(node.input):

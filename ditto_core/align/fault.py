@@ -13,7 +13,7 @@ from typing import Any
 
 from ditto_core.align.matching import Matching
 from ditto_core.align.nearest import candidates, column_blocks
-from ditto_core.align.values import with_ancestors
+from ditto_core.align.values import Value, with_ancestors
 
 MOST_READS = 4
 """So many sites are named for what the model reads."""
@@ -26,6 +26,7 @@ class Fault:
     ``site`` is the first site that is wrong, ``source`` its line in the model's code. ``reads`` and ``gives`` describe
     the operator's inputs and outputs, ``model_reads`` are the nearest right sites that the model computes it from.
     ``misplaced`` are right values that the model does not read there. ``columns`` are the wrong ones of packed outputs.
+    ``cause`` is the one change that makes the operator right, ``involved`` are other operators that it is about.
     """
 
     node: str
@@ -38,6 +39,8 @@ class Fault:
     misplaced: tuple[str, ...] = ()
     columns: tuple[tuple[int, int], ...] = ()
     outputs: tuple[str, ...] = ()
+    cause: str = ""
+    involved: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         line = "" if self.source in self.site else f" ({self.source})"
@@ -46,7 +49,9 @@ class Fault:
         lines += [f"  gives {text}" for text in self.gives]
         if self.columns:
             lines.append("  wrong columns " + ", ".join(f"{start}:{stop}" for start, stop in self.columns))
-        if self.misplaced:
+        if self.cause:
+            lines.append(f"  {self.cause}")
+        elif self.misplaced:
             lines.append(
                 f"  wired wrongly: it reads {', '.join(self.misplaced)}, the model {', '.join(self.model_reads)}"
             )
@@ -72,7 +77,8 @@ class Judged:
         self.right_values = with_ancestors(
             values, matching.value_class, {i for i, kind in matching.value_class.items() if kind in kinds}
         )
-        self.columns = {base: self._gaps(base) for base in self._bases()}
+        right = sorted(agreeing)
+        self.columns = {base: gaps(matching, matching.values, base, right).gaps for base in self._bases()}
         covered = [base for base, gaps in self.columns.items() if not gaps]
         self.right_values |= with_ancestors(values, matching.value_class, covered)
         named = [i for i, site in enumerate(sites) if site.sites and i in matching.site_class]
@@ -85,9 +91,13 @@ class Judged:
         return [i for i in wrong if all(p in self.right_sites or p not in kinds for p in sites[i].parents)]
 
     def wrong_values(self) -> list[int]:
-        """Return the first values of the file that are wrong."""
+        """Return the first values of the file that are wrong.
+
+        A cache that keeps the last tokens only is no site: it is right where its operator's other output is.
+        """
         kinds, values = self.matching.value_class, self.matching.values
-        wrong = (i for i in kinds if i not in self.right_values)
+        fine = {values[i].where for i in self.right_values if values[i].vouches}
+        wrong = (i for i in kinds if i not in self.right_values and (values[i].vouches or values[i].where not in fine))
         return [i for i in wrong if all(p in self.right_values or p not in kinds for p in values[i].parents)]
 
     def called(self, value: int) -> str:
@@ -100,38 +110,38 @@ class Judged:
             columns = matching.values[found.value].columns
             place = f" at columns {columns[0]}:{columns[1]}" if columns else ""
             state = "right" if matching.right(found) else f"off by {found.error:.1e}"
-            parts.append(f"{self.title(site)}{place}, {state}")
+            parts.append(f"{matching.title(site)}{place}, {state}")
         known = "; ".join(parts) or (
             "right, no site of the model" if value in self.right_values else "no site of the model"
         )
         return f"{matching.values[value].name} = {known}"
 
-    def title(self, site: int) -> str:
-        """Return the name of a site or of one that holds the same numbers, else where the model computes it."""
-        sites, kinds = self.matching.sites, self.matching.site_class
-        kind = kinds.get(site)
-        same = [site, *(i for i, other in kinds.items() if other == kind)] if kind is not None else [site]
-        named = next((sites[i].sites[0] for i in same if sites[i].sites), "")
-        return named or f"{sites[site].name} ({sites[site].where})"
-
     def _bases(self) -> set[int]:
         values = self.matching.values
         return {values[m.value].base for m in self.matching.matches.values()} - {-1}
 
-    def _gaps(self, base: int) -> tuple[tuple[int, int], ...]:
-        """Return the columns of a packed value that are no right site."""
-        matching = self.matching
-        right = sorted(i for i, m in matching.matches.items() if matching.right(m))
-        blocks = column_blocks(matching.values, [base], matching.sites, right)
-        near = candidates(matching.sites, blocks, right, range(len(blocks)))
-        hits = {c.value for found in near.values() for c in found if c.error <= matching.tolerance}
-        place, gaps = 0, []
-        for start, stop in sorted(columns for i in hits if (columns := blocks[i].columns)):
-            if start > place:
-                gaps.append((place, start))
-            place = max(place, stop)
-        width = matching.values[base].dims[-1][0]
-        return (*gaps, (place, width)) if place < width else tuple(gaps)
+
+@dataclass(frozen=True)
+class Covered:
+    """What columns of a packed value are: the right ``sites`` in it, and the ``gaps`` that are none."""
+
+    sites: frozenset[int]
+    gaps: tuple[tuple[int, int], ...]
+
+
+def gaps(matching: Matching, values: list[Value], base: int, kinds: Sequence[int]) -> Covered:
+    """Return which of the sites ``kinds`` the columns of a packed value are, within the tolerance."""
+    blocks = column_blocks(values, [base], matching.sites, kinds)
+    near = candidates(matching.sites, blocks, kinds, range(len(blocks)), matching.tolerance)
+    hits = {c.value for found in near.values() for c in found}
+    place, open_ones = 0, []
+    for start, stop in sorted(columns for i in hits if (columns := blocks[i].columns)):
+        if start > place:
+            open_ones.append((place, start))
+        place = max(place, stop)
+    width = values[base].dims[-1][0] if values[base].dims else 0
+    rest = ((place, width),) if place < width or not width else ()
+    return Covered(frozenset(near), (*open_ones, *rest))
 
 
 def faults(matching: Matching) -> list[Fault]:
@@ -163,11 +173,11 @@ def fault_at(judged: Judged, wrong: Sequence[int], group: Sequence[int]) -> Faul
     return Fault(
         first.where,
         first.operator,
-        judged.title(site),
+        judged.matching.title(site),
         matching.sites[site].where,
         tuple(judged.called(parent) for parent in reads),
         tuple(judged.called(value) for value in outputs if matching.values[value].base < 0),
-        tuple(dict.fromkeys(judged.title(i) for i in expected))[:MOST_READS],
+        tuple(dict.fromkeys(judged.matching.title(i) for i in expected))[:MOST_READS],
         tuple(misplaced(judged, site, reads, expected)),
         gaps,
         tuple(matching.values[value].name for value in group),
@@ -223,4 +233,4 @@ def misplaced(judged: Judged, site: int, reads: Sequence[int], expected: Sequenc
     for kind in sorted(read):
         far = kind in upstream and kind not in kinds
         if kind not in upstream or far:
-            yield judged.title(kind)
+            yield judged.matching.title(kind)

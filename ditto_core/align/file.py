@@ -59,6 +59,11 @@ class OnnxFile:
         self.inputs = tuple(port(value) for value in self.model.graph.input if value.name not in known)
         self.outputs = tuple(port(value) for value in self.model.graph.output)
 
+    @property
+    def folder(self) -> Path:
+        """Where the file and its weights lie."""
+        return self.path.parent
+
     @cached_property
     def weights(self) -> tuple[str, ...]:
         """The files beside it that hold its weights, relative to its folder."""

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ditto_core.align.aligning import concluded, study
+from ditto_core.align.cause import explained
+from ditto_core.align.decoding import decoding_fault
 from ditto_core.align.fault import faults
 from ditto_core.align.quantized import against_own_weights
 from ditto_core.align.verify import verified
@@ -29,5 +31,8 @@ def align(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
         found = against_own_weights(found)
     made = verified(concluded(found), found.model, file)
     wrong = faults(found.matching) if made.off and not file.quantization else []
-    first = (f"first wrong operator on the probes: {fault.operator} {fault.node}, {fault.site}" for fault in wrong[:1])
-    return replace(made, notes=(*made.notes, *first))
+    first = [explained(found, fault).fault for fault in wrong[:1]]
+    if not made.off and not file.quantization and (later := decoding_fault(found)) is not None:
+        first = [later]
+    notes = (f"first wrong operator on the probes: {f.operator} {f.node}, {f.cause or f.site}" for f in first)
+    return replace(made, notes=(*made.notes, *notes))

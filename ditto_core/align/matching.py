@@ -53,6 +53,13 @@ class Matching:
     value_class: dict[int, int] = field(default_factory=dict)
     matches: dict[int, Match] = field(default_factory=dict)
 
+    def title(self, site: int) -> str:
+        """Return the name of a site or of one that holds the same numbers, else where the model computes it."""
+        kind = self.site_class.get(site)
+        same = [site, *(i for i, other in self.site_class.items() if other == kind)] if kind is not None else [site]
+        named = next((self.sites[i].sites[0] for i in same if self.sites[i].sites), "")
+        return named or f"{self.sites[site].name} ({self.sites[site].where})"
+
     def of(self, site: int) -> Match | None:
         """Return the match of a site's class."""
         kind = self.site_class.get(site)

@@ -28,6 +28,7 @@ HELD_OUT = (2, 13)
 PRIMES = (17, 23, 29, 37, 53, 67, 101, 131, 257, 521)
 LONGEST = 521
 SEED = 5
+PADDING = 4
 IMAGE = 32
 """Pixels a side, of models that take any."""
 
@@ -41,10 +42,11 @@ class Probe:
     length: int
 
 
-def probes(model: LoadedModel, batches: tuple[int, ...] = BATCHES) -> list[Probe]:
+def probes(model: LoadedModel, batches: tuple[int, ...] = BATCHES, padding: int = 0) -> list[Probe]:
     """Return the probes that a model and a file are aligned on; ``batches`` are those that the file takes."""
     lengths = (LENGTHS[0], beyond_window(model))
-    return [probe(model, batch, length, seed=SEED + i) for i, (batch, length) in enumerate(zip(batches, lengths))]  # noqa: B905
+    sizes = enumerate(zip(batches, lengths, strict=True))
+    return [probe(model, batch, length, seed=SEED + i, padding=padding) for i, (batch, length) in sizes]
 
 
 def probe(model: LoadedModel, batch: int, length: int, *, seed: int, padding: int = 0) -> Probe:

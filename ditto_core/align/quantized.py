@@ -22,6 +22,7 @@ from ditto_core.align import eager
 from ditto_core.align.aligning import Study
 from ditto_core.align.file import OnnxFile, inference_session_of
 from ditto_core.align.matching import LOOSE, Matching, match
+from ditto_core.align.origin import ModelOrigin
 from ditto_core.align.values import Array, Value
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ def with_pieces(study: Study, pieces: Sequence[Piece]) -> Study:
     model = with_weights(study.model, pieces)
     sites, finals = eager.capture(model, study.probes)
     values = [value for value in study.matching.values if value.base < 0]
-    return replace(study, model=model, matching=match(sites, values, KERNELS, LOOSE), finals=finals)
+    origin = ModelOrigin(model.module)
+    matching = match(sites, values, KERNELS, LOOSE)
+    return replace(study, model=model, origin=origin, matching=matching, finals=finals)
 
 
 def measure_costs(study: Study) -> Costs:

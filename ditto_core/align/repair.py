@@ -9,10 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from ditto_core.align.binding import MASK
+from ditto_core.align.cause import HEALED, Explained, explained
+from ditto_core.align.decoding import decoding_fault
 from ditto_core.align.fault import Fault, Judged, faults
 from ditto_core.align.layout import layouts
 from ditto_core.align.matching import Matching
@@ -20,12 +23,12 @@ from ditto_core.align.nearest import Candidate, candidates
 from ditto_core.align.values import Array, Value
 
 if TYPE_CHECKING:
-    from ditto_core.align.aligning import Study
+    from ditto_core.align.aligning import Sides, Study
+
+S = TypeVar("S", bound="Sides")
 
 MOST_TRIES = 12
 NEAR_SITES = 24
-HEALED = 3
-"""A repair makes more sites right than the value itself and what holds the same numbers."""
 ANY_DISTANCE = 1e3
 
 
@@ -44,7 +47,29 @@ class Repair:
 
 
 def all_faults(study: Study, most: int = 4) -> list[Repair]:
-    """Return the faults of a file in order, each found after those before it are repaired."""
+    """Return the faults of a file in order, each found after those before it are repaired.
+
+    Where the probes show none, a decoder's later steps and an encoder's padded probes are looked at.
+    """
+    found = repaired(study, most)[0]
+    if found or not most:
+        return found
+    later = decoding_fault(study)
+    if later is not None:
+        return [Repair(later)]
+    masked = not study.model.decoder and MASK in study.binding.roles.values() and study.probes[0].batch > 1
+    return repaired(study.padded(), most)[0] if masked else []
+
+
+Taken: TypeAlias = tuple[Repair, dict[str, list[Array]], S]
+"""A repair, all values that are put in up to now, and both sides with them."""
+
+
+def repaired(study: S, most: int, *, to_the_end: bool = False) -> tuple[list[Repair], S]:
+    """Return the faults that the study's own probes show, and the sides with all of them but the last repaired.
+
+    ``to_the_end``: with the last one, too.
+    """
     found: list[Repair] = []
     forced: dict[str, list[Array]] = {}
     seen: set[str] = set()
@@ -52,32 +77,49 @@ def all_faults(study: Study, most: int = 4) -> list[Repair]:
         new = [fault for fault in faults(study.matching) if fault.node not in seen]
         if not new:
             break
-        fault = new[0]
-        seen.add(fault.node)
-        best = best_repair(study, fault, forced) if len(found) + 1 < most else None
-        found.append(Repair(fault) if best is None else best[0])
+        seen.add(new[0].node)
+        known = explained(study, new[0])
+        last = len(found) + 1 == most and not to_the_end
+        best = None if last else caused_repair(study, known, forced) or best_repair(study, new[0], forced)
+        found.append(Repair(known.fault) if best is None else best[0])
         if best is None:
-            found += [Repair(other) for other in new[1:]]
+            found += [Repair(explained(study, other).fault) for other in new[1 : most - len(found) + 1]]
             break
         _, forced, study = best
-    return found[:most]
+    return found[:most], study
 
 
-def best_repair(
-    study: Study, fault: Fault, forced: dict[str, list[Array]]
-) -> tuple[Repair, dict[str, list[Array]], Study] | None:
-    """Put the sites near a fault in the place of its operator's outputs; return the first repair that heals."""
+def caused_repair(study: S, known: Explained, forced: dict[str, list[Array]]) -> Taken[S] | None:
+    """Put what a fault's operator gives without its cause in its place, where that heals."""
+    put = {**forced, **known.put}
+    other = study.again(put) if known.put else study
+    gain = len(other.matching.agreeing) - len(study.matching.agreeing)
+    if gain <= 0:
+        return None
+    judged = {i: other.matching.title(i) for i in other.matching.matches if other.matching.right(other.matching.of(i))}
+    at = {value.name: i for i, value in enumerate(other.matching.values)}
+    sites = [i for name in known.put for i in other.matching.sites_of.get(other.matching.value_class[at[name]], [])]
+    healed = tuple(judged[i] for i in sites if i in judged and i not in study.matching.agreeing)
+    return Repair(known.fault, healed, gain), put, other
+
+
+def best_repair(study: S, fault: Fault, forced: dict[str, list[Array]]) -> Taken[S] | None:
+    """Put the sites near a fault in the place of its operator's outputs; return the first repair that heals.
+
+    It heals more than follows at once, or leaves nothing wrong.
+    """
     before = len(study.matching.agreeing)
     for sites, values in itertools.islice(proposals(study, fault), MOST_TRIES):
         put = {**forced, **values}
         other = study.again(put)
         gain = len(other.matching.agreeing) - before
-        if gain > HEALED * len(sites) and elsewhere(other, fault, values):
+        healed = gain > HEALED * len(sites) and elsewhere(other, fault, values)
+        if healed or (gain >= len(sites) and not Judged(other.matching).wrong_sites()):
             return Repair(fault, sites, gain), put, other
     return None
 
 
-def elsewhere(study: Study, fault: Fault, put: dict[str, Any]) -> bool:
+def elsewhere(study: Sides, fault: Fault, put: dict[str, Any]) -> bool:
     """Tell whether what is wrong after a repair is neither at the operator nor at one that reads what was put in."""
     values = study.matching.values
     for other in faults(study.matching):
@@ -89,7 +131,7 @@ def elsewhere(study: Study, fault: Fault, put: dict[str, Any]) -> bool:
     return True
 
 
-def proposals(study: Study, fault: Fault) -> Iterator[tuple[tuple[str, ...], dict[str, list[Array]]]]:
+def proposals(study: Sides, fault: Fault) -> Iterator[tuple[tuple[str, ...], dict[str, list[Array]]]]:
     """Yield what may be right in the place of the operator's wrong outputs, all at once, the likeliest first."""
     matching = study.matching
     judged = Judged(matching)
@@ -110,7 +152,7 @@ def proposals(study: Study, fault: Fault) -> Iterator[tuple[tuple[str, ...], dic
         itertools.product(*choices), key=lambda each: sum(choices[i].index(c) for i, c in enumerate(each))
     ):
         if len({kind for kind, _ in chosen}) == len(chosen):
-            titles = tuple(judged.title(kind) for kind, _ in chosen)
+            titles = tuple(matching.title(kind) for kind, _ in chosen)
             yield titles, {values[c.value].name: in_place(matching, kind, c) for kind, c in chosen}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,17 +27,37 @@ Forced = Mapping[str, Sequence[Array]]
 """Values that are given instead of computed: one array a probe, by name."""
 
 
-def capture(file: OnnxFile, binding: Binding, probes: Sequence[Probe], forced: Forced | None = None) -> list[Value]:
-    """Return every floating value of the file on all probes. Raises :class:`RunError` when it does not run on one."""
-    forced = forced or {}
+Feeds = Sequence[Mapping[str, Any]]
+"""What a file is fed: an array an input, one mapping a probe."""
+
+
+class Runnable(Protocol):
+    """A graph that can be changed and run."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the weights lie that are not in the graph."""
+        ...
+
+    def copy(self) -> onnx.ModelProto:
+        """Return the graph to be changed."""
+        ...
+
+    def session(self, model: onnx.ModelProto) -> Any:
+        """Open a changed graph, unoptimized."""
+        ...
+
+
+def capture(file: Runnable, feeds: Feeds, batches: tuple[int, ...], forced: Forced | None = None) -> list[Value]:
+    """Return every floating value of a file on all probes. Raises :class:`RunError` when it does not run on one."""
     try:
-        return run_exposed(file, binding, probes, forced, inside=True)
+        return run_exposed(file, feeds, batches, forced or {}, inside=True)
     except (RunError, BuildError):  # an operator of this version cannot show what it was asked for
-        return run_exposed(file, binding, probes, forced, inside=False)
+        return run_exposed(file, feeds, batches, forced or {}, inside=False)
 
 
 def run_exposed(
-    file: OnnxFile, binding: Binding, probes: Sequence[Probe], forced: Forced, *, inside: bool
+    file: Runnable, feeds: Feeds, batches: tuple[int, ...], forced: Forced, *, inside: bool
 ) -> list[Value]:
     """Run the file with every value exposed; see :func:`capture`."""
     model = file.copy()
@@ -47,10 +68,10 @@ def run_exposed(
     session = file.session(model)
     names = [value.name for value in session.get_outputs()]
     runs = []
-    for i, probe in enumerate(probes):
-        feed = {**fed(binding, probe), **{name: arrays[i] for name, arrays in forced.items()}}
+    for i, given in enumerate(feeds):
+        feed = {**given, **{name: arrays[i] for name, arrays in forced.items()}}
         runs.append(dict(zip(names, run(session, names, feed), strict=True)))
-    return values_of(model, runs, forced, tuple(probe.batch for probe in probes))
+    return values_of(model, runs, forced, batches)
 
 
 def replace_outputs(model: onnx.ModelProto, forced: Forced) -> None:
@@ -89,6 +110,7 @@ def values_of(
             data = [array.astype(np.float32) for array in arrays]
             inherited = () if name in forced else parents
             made = Value(name, node.op_type, node.name or f"making {name}", data, inherited, batches=batches)
+            made.dtype = arrays[0].dtype.name
             values.append(replace(made, vouches=output not in returned))
     return values
 

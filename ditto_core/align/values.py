@@ -27,6 +27,7 @@ class Value:
     ``where`` is the eager source line, or the ONNX node. ``sites`` are the names that the model has for it. A block of
     ``columns`` of a packed value has that value's index as its ``base``. ``batches`` are the probes' numbers of rows.
     ``vouches``: its being right means that its parents are; a cache that fused attention returns comes from some.
+    ``dtype`` is what the side computed it in.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Value:
     columns: tuple[int, int] | None = None
     batches: tuple[int, ...] = ()
     vouches: bool = True
+    dtype: str = "float32"
 
     @cached_property
     def dims(self) -> Dims:
@@ -54,7 +56,7 @@ class Value:
     def constant(self) -> bool:
         """Whether the inputs' content does not show: the probes agree wherever both have an element."""
         first, *others = self.arrays
-        return all(np.array_equal(*cropped(first, other), equal_nan=True) for other in others)
+        return bool(others) and all(np.array_equal(*cropped(first, other), equal_nan=True) for other in others)
 
 
 def cropped(one: Array, other: Array) -> tuple[Array, Array]:

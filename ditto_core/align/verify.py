@@ -10,16 +10,16 @@ import numpy as np
 
 from ditto_core.align import eager, running
 from ditto_core.align.alignment import Alignment, Place
+from ditto_core.align.binding import MASK
 from ditto_core.align.file import OnnxFile, ask_fused, show
 from ditto_core.align.matching import LOOSE
-from ditto_core.align.probes import HELD_OUT, Probe, probe
+from ditto_core.align.probes import HELD_OUT, PADDING, Probe, probe
 from ditto_core.errors import DittoError, UsageError
 
 if TYPE_CHECKING:
     from ditto_core.model.loading import LoadedModel
 
 SEED = 97
-PADDING = 4
 WORSE = 100.0
 """With padding, a final output's error that is this many times the tolerance comes from the padding."""
 
@@ -44,7 +44,7 @@ def padding_note(found: Alignment, model: LoadedModel, file: OnnxFile, batch: in
     if batch < 2 or any(not place.error <= found.tolerance for place in found.finals.values()):
         return ()
     padded = probe(model, batch, length, seed=SEED, padding=PADDING)
-    if "attention_mask" not in padded.inputs:
+    if MASK not in found.binding.roles.values():
         return ()
     try:
         errors = place_errors(replace(found, sites={}), model, file, padded)

@@ -1,8 +1,9 @@
-"""`ditto align`: an engine file of any origin against its model. Exit code 0: right, 1: it goes wrong somewhere."""
+"""`ditto align`: an engine file of any origin against its model, or another file. Exit code 1: it goes wrong somewhere."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +14,11 @@ from ditto_core.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from ditto_core.align.aligning import Study
+    from ditto_core.align.repair import Repair
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Model: Hub id, directory or GGUF file.")],
+    model: Annotated[str, typer.Argument(help="Model: Hub id, directory or GGUF file; or an ONNX file that is right.")],
     file: Annotated[Path, typer.Argument(help="ONNX file, or a folder with one.")],
     map_file: Annotated[
         Path | None, typer.Option("--map", help="Write the map of sites to values here, for review and reuse.")
@@ -31,7 +33,7 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the map and the faults here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:
-    """Align an engine file with its model by value; name its faults."""
+    """Align an engine file with its model, or with an ONNX file that is right, by value; name its faults."""
     from ditto_core.align.aligning import concluded, study
     from ditto_core.align.alignment import summary
     from ditto_core.align.file import OnnxFile
@@ -40,6 +42,8 @@ def command(
     from ditto_core.model.loading import load_model
     from ditto_core.spec import ModelSource
 
+    if Path(model).suffix == ".onnx":
+        return between_files(Path(model), file, inputs or [], faults, json_file)
     loaded = load_model(ModelSource.of(model))
     found = study(loaded, OnnxFile(file), roles(inputs or []))
     judged = against_own_weights(found) if found.file.quantization else found
@@ -59,11 +63,33 @@ def command(
         raise typer.Exit(1)
 
 
+def between_files(expected: Path, actual: Path, inputs: list[str], most: int, json_file: Path | None) -> None:
+    """Align an ONNX file with another one that is right."""
+    from ditto_core.align.feeds import random_feeds
+    from ditto_core.align.file import OnnxFile
+    from ditto_core.align.graphs import counterparts, of_files, summary
+    from ditto_core.align.repair import repaired
+
+    good = OnnxFile(expected)
+    sides = of_files(OnnxFile(actual), good, random_feeds(good), roles(inputs))
+    typer.echo(summary(sides, actual.name, expected.name))
+    repairs = repaired(sides, most)[0]
+    wrong = said(repairs)
+    if json_file is not None:
+        write_atomic(json_file, json.dumps({"pairs": counterparts(sides), "faults": wrong}, indent=1) + "\n")
+    if wrong:
+        raise typer.Exit(1)
+
+
 def said_faults(found: Study, most: int) -> list[dict[str, object]]:
     """Print where the file goes wrong and return it as JSON."""
     from ditto_core.align.repair import all_faults
 
-    repairs = all_faults(found, most)
+    return said(all_faults(found, most))
+
+
+def said(repairs: Sequence[Repair]) -> list[dict[str, object]]:
+    """Print faults and return them as JSON."""
     for number, repair in enumerate(repairs, 1):
         typer.echo(f"fault {number}: {repair}")
     return [

@@ -1,105 +1,63 @@
-"""Which values of two ONNX files are the same, where their exporters named them differently."""
+"""The good graph in the names of the failing one, where their exporters named values differently."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 import onnx
 
-from ditto_core.debug.oracle import ModelOracle, distance
+from ditto_core.align.graphs import beside, counterparts, exact_counterparts
+from ditto_core.align.matching import TOLERANCES
+from ditto_core.debug.evaluate import capture
+from ditto_core.debug.oracle import Reference, main_dtype
+from ditto_core.errors import BuildError, RunError
 from ditto_core.graphs.files import subgraphs
 from ditto_core.graphs.graph import Arrays, Graph
+from ditto_core.graphs.precision import fitted
 
-NEAR = 1e-2
-"""Rel-L2 up to which two operators compute the same from the same inputs."""
+NEAR = 1e-4
+"""Rel-L2 up to which two float32 values are the same; of 16-bit files it is the tolerance of their dtype."""
 
-HEALED = 0.5
-"""Share of an output's error that is left, at most, when the right value stands in the place of a wrong one."""
+
+def named_alike(failing: Graph, feed: Arrays, captured: Arrays, reference: Reference) -> Reference:
+    """Return the reference with its model in the names of ``failing``, where it has one and the names differ."""
+    good = reference.model
+    if good is None or not set(failing.outputs) & set(good.producer) or alike(failing, good):
+        return reference
+    return replace(reference, model=in_names_of(failing, captured, good, capture(good, fitted(feed, good.inputs))))
+
+
+def alike(failing: Graph, good: Graph) -> bool:
+    """Tell whether most names of one graph are the other's too."""
+    return 2 * sum(name in good.producer for name in failing.producer) > len(failing.producer)
 
 
 def in_names_of(failing: Graph, captured: Arrays, good: Graph, values: Arrays) -> Graph:
-    """Return ``good`` with the value names of ``failing``; as it is when most names of ``failing`` are its own too.
+    """Return ``good`` with the value names of ``failing``.
 
+    Values are paired by what they hold (:mod:`ditto_core.align`), after the faults of ``failing`` are repaired.
     ``captured`` and ``values``: what each computes on the same inputs. A value without a counterpart gets a name that
     is not in ``failing``.
     """
-    if 2 * sum(name in good.producer for name in failing.producer) > len(failing.producer):
-        return good
-    counterpart = {theirs: ours for ours, theirs in Alignment(failing, captured, good, values).pairs.items()}
+    kept = {name for name in (*failing.inputs, *failing.outputs) if name in {*good.inputs, *good.outputs}}
+    pairs = paired(failing, captured, good, values)
+    counterpart = {theirs: ours for ours, theirs in pairs.items() if not kept & {ours, theirs}}
+    counterpart |= {name: name for name in kept}
     taken = {*failing.producer, *failing.weights, *failing.inputs}
     foreign = {n: f"{n}//reference" for n in (*good.producer, *good.weights) if n in taken and n not in counterpart}
     return Graph(renamed(good.model, {**counterpart, **foreign}))
 
 
-class Alignment:
-    """The search for ``pairs``: value of the failing graph -> value of the good one.
-
-    Two operators correspond when they are of one kind, read corresponding values and compute the same from the failing
-    graph's inputs. One that computes something else is the fault, or the exporters did the same in other steps: it
-    corresponds only where no other could, and where the good value in its place brings an output of the failing graph
-    closer to the good one.
-    """
-
-    def __init__(self, failing: Graph, captured: Arrays, good: Graph, values: Arrays) -> None:
-        self.failing, self.good, self.captured, self.values = failing, good, captured, values
-        self.outputs = [name for name in failing.outputs if name in good.producer and name in captured]
-        self.pairs = {name: name for name in (*failing.inputs, *self.outputs) if name in {*good.inputs, *good.outputs}}
-        self._nodes: dict[int, int] = {}
-        self._index: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-        for i, node in enumerate(good.nodes):
-            self._index.setdefault((node.op_type, activations(good, i)), []).append(i)
-        nodes = range(len(failing.nodes))
-        while sum(self._pair(node) for node in nodes if node not in self._nodes):
-            pass  # a pair that was found late may leave one candidate to an earlier operator
-
-    def _pair(self, node: int) -> bool:
-        found = self._candidates(node)
-        chosen = next((other for other in found if self._same(node, other)), None)
-        if chosen is None and len(found) == 1 and self._heals(node, found[0]):
-            chosen = found[0]
-        if chosen is None:
-            return False
-        self._nodes[node] = chosen
-        pairs = zip(self.failing.nodes[node].output, self.good.nodes[chosen].output, strict=False)
-        taken = set(self.pairs.values())
-        self.pairs.update({ours: o for ours, o in pairs if ours and o and ours not in self.pairs and o not in taken})
-        return True
-
-    def _candidates(self, node: int) -> Sequence[int]:
-        """Return the good nodes that are left, of the same kind, that read what this one reads; weights may differ."""
-        reads = activations(self.failing, node)
-        if any(name not in self.pairs for name in reads):
-            return []
-        wanted = (self.failing.nodes[node].op_type, tuple(self.pairs[name] for name in reads))
-        used = set(self._nodes.values())
-        return [other for other in self._index.get(wanted, []) if other not in used]
-
-    def _same(self, node: int, other: int) -> bool:
-        ours, theirs = self.failing.nodes[node].output[0], self.good.nodes[other].output[0]
-        given = {self.pairs[n]: self.captured[n] for n in activations(self.failing, node) if n in self.captured}
-        expected = ModelOracle(self.good).expected([theirs], given)
-        return near(self.captured, ours, expected, theirs) < NEAR
-
-    def _heals(self, node: int, other: int) -> bool:
-        names = zip(self.failing.nodes[node].output, self.good.nodes[other].output, strict=False)
-        right = {ours: self.values[theirs] for ours, theirs in names if theirs in self.values}
-        rest = [name for name in self.outputs if name not in right]
-        given = {**{name: self.captured[name] for name in self.failing.inputs}, **right}
-        healed = {**ModelOracle(self.failing).expected(rest, given), **right}
-        before, after = (
-            {name: near(values, name, self.values, name) for name in self.outputs} for values in (self.captured, healed)
-        )
-        return any(after[name] < HEALED * before[name] for name in self.outputs)
-
-
-def near(ours: Arrays, name: str, theirs: Arrays, other: str) -> float:
-    """Return the rel-L2 between two values; infinite where one is not known."""
-    return distance(ours[name], theirs[other]) if name in ours and other in theirs else float("inf")
-
-
-def activations(graph: Graph, node: int) -> tuple[str, ...]:
-    """Return what a node reads, without weights."""
-    return tuple(name for name in graph.reads[node] if name not in graph.weights)
+def paired(failing: Graph, captured: Arrays, good: Graph, values: Arrays) -> dict[str, str]:
+    """Return value -> good value; only those that are no floating tensors where a graph does not run in one piece."""
+    exact = exact_counterparts(failing, captured, good, values)
+    feed = {name: captured[name] for name in failing.inputs if name in captured}
+    near = max(NEAR, TOLERANCES.get(main_dtype(failing), NEAR))
+    try:
+        return counterparts(beside(failing, [feed], good, [fitted(feed, good.inputs)], near)) | exact
+    except (RunError, BuildError):
+        return exact
 
 
 def renamed(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:

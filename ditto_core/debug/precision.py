@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from ditto_core.compare.tolerance import TABLE
+from ditto_core.debug.align import alike, named_alike
 from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import capture, evaluate
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
@@ -118,6 +119,10 @@ class PrecisionSearch:
         if low not in LOW:
             raise UsageError(f"the graph is in {low}, expected a strongly typed float16 or bfloat16 graph")
         self.mixer = Mixer.of(graph, low, options.keep)
+        if options.reference.model is not None and not alike(graph, options.reference.model):
+            captured = capture(graph, options.feed)
+            options = replace(options, reference=named_alike(graph, options.feed, captured, options.reference))
+            self.options = options
         good = options.reference.graph(graph)
         if good is None:
             raise UsageError("nothing to compare with: give --reference MODEL or --reference-precision float32")

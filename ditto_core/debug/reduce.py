@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from ditto_core.compare.tolerance import TABLE
-from ditto_core.debug.align import in_names_of
+from ditto_core.debug.align import named_alike
 from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import PLAIN, OnnxRuntime, capture
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
@@ -94,7 +94,8 @@ class Search:
         self.captured: dict[str, Any] = {}
         if options.feed:
             self.captured = {**capture(graph, options.feed), **options.reference.recorded}
-            self.options = replace(options, reference=self._named_alike(options.reference))
+            reference = named_alike(graph, options.feed, self.captured, options.reference)
+            self.options = replace(options, reference=reference)
         elif iteration.check is None:
             raise UsageError(
                 "give --inputs FILE: without a --check of your own, a part can only be judged on real data"
@@ -103,13 +104,6 @@ class Search:
             say("no --inputs: nothing is captured, so the check must generate its own data at the cuts")
         self.oracle: Oracle | None = self._oracle()
         self.errors = {} if self.refused else self.options.reference.rank(graph, self.captured) if self.captured else {}
-
-    def _named_alike(self, reference: Reference) -> Reference:
-        good = reference.model
-        if good is None or self.graph.outputs[0] not in good.producer:
-            return reference
-        values = capture(good, fitted(self.options.feed, good.inputs))
-        return replace(reference, model=in_names_of(self.graph, self.captured, good, values))
 
     def _oracle(self) -> Oracle | None:
         try:

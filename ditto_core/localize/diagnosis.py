@@ -27,11 +27,11 @@ def conclude(localizer: Localizer, comparison: Comparison | None = None, graph: 
     """Blame sites and name causes from what a localizer took during a run."""
     blamed = blame(localizer.results, localizer.taps, comparison, graph)
     with torch.inference_mode():
-        found = [cause for evidence in evidences(localizer, blamed) if (cause := diagnose(evidence)) is not None]
+        examined = list(evidences(localizer, blamed))
+        found = [cause for evidence in examined if (cause := diagnose(evidence)) is not None]
     causes = merge(found) + run_causes(comparison, blamed)
-    return Localization(
-        localizer.dtype, localizer.factor, tuple(localizer.results), blamed, causes, tuple(notes(localizer, blamed))
-    )
+    said = (*notes(localizer, blamed), *(text for evidence in examined for text in evidence.failures))
+    return Localization(localizer.dtype, localizer.factor, tuple(localizer.results), blamed, causes, said)
 
 
 def evidences(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[Evidence]:
@@ -45,8 +45,13 @@ def evidences(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[Evidenc
 
 
 def evidence_of(localizer: Localizer, item: Blame, tap: Tap, capture: Capture, result: LocalResult) -> Evidence:
-    """Collect one site's tensors; captured tensors are reachable by any of their names."""
-    names = {name: t.site for t in localizer.taps for name in (t.site, *t.aliases)}
+    """Collect one site's tensors; captured tensors are reachable by any of their names.
+
+    A tensor that the replay could not put into the model (another shape than the model's own, say) was not judged, so
+    nothing may be explained by it: it may hold the fault itself.
+    """
+    judged = {r.site for r in localizer.results if r.step == capture.step}
+    names = {name: t.site for t in localizer.taps if t.site in judged for name in (t.site, *t.aliases)}
     captured = {name: capture.actual[site] for name, site in names.items() if site in capture.actual}
     return Evidence(
         blame=item,
@@ -65,6 +70,8 @@ def evidence_of(localizer: Localizer, item: Blame, tap: Tap, capture: Capture, r
 
 def notes(localizer: Localizer, blamed: Sequence[Blame]) -> Iterator[str]:
     """Say what the localization could not see, and what would see more."""
+    if localizer.failure:
+        yield localizer.failure
     seen = {result.site for result in localizer.results}
     unseen = [tap.site for tap in localizer.taps if tap.site not in seen]
     if unseen:

@@ -12,6 +12,7 @@ from ditto_core.backends.eager import HIGHER
 from ditto_core.compare.blame import LocalResult
 from ditto_core.compare.metrics import Metrics, measure
 from ditto_core.compare.tolerance import EPSILON, widened
+from ditto_core.errors import first_line
 from ditto_core.localize.kernels import CoarseKernels
 from ditto_core.localize.replay import Replay
 from ditto_core.model.loading import LoadedModel
@@ -70,6 +71,8 @@ class Localizer:
         self.results: list[LocalResult] = []
         self.captures: list[Capture] = []
         self._floors: dict[str, float] = {}
+        self.failure = ""
+        """Why no step from some step on was measured; empty if all were."""
 
     def start(self) -> None:
         """Begin a new sequence."""
@@ -77,14 +80,24 @@ class Localizer:
         self.captures.clear()
         self._past.clear()
         self._floors.clear()
+        self.failure = ""
         for replay in (self.truth, self._noisy):
             replay.start()
 
     def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
         """Measure one step: its ``inputs``, and the engine's taps by site, which are only read.
 
-        The model is replayed on the CPU: taps that lie on a GPU are copied there.
+        The model is replayed on the CPU: taps that lie on a GPU are copied there. What fails here does not end the run,
+        whose verdict does not depend on it: :attr:`failure` says why, and later steps are not measured.
         """
+        if self.failure:
+            return
+        try:
+            self._take(step, inputs, captured)
+        except Exception as error:
+            self.failure = f"not localized from step {step} on: {type(error).__name__}: {first_line(error)}"
+
+    def _take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
         inputs, captured = on_host(inputs), on_host(captured)
         valid = Valid(inputs)
         values: dict[str, torch.Tensor] = {}

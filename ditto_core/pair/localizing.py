@@ -41,7 +41,7 @@ def open_localizer(sessions: Sessions) -> Localizer | NotLocalized:
     taps = (*engine.taps, *sessions.export.behind(engine.taps))
     try:
         return Localizer(sessions.model, taps, sessions.spec.dtype, kernels=kernels)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
         return NotLocalized(f"not localized: {type(error).__name__}: {first_line(error)}")
 
 
@@ -51,7 +51,7 @@ def localized(sessions: Sessions, localizer: Localizer | NotLocalized, compariso
         return with_note(comparison, localizer.failure)
     try:
         return replace(comparison, localization=conclude(localizer, comparison, exported_graph(sessions)))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
         return with_note(comparison, f"not localized: {type(error).__name__}: {first_line(error)}")
 
 

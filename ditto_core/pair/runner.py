@@ -126,7 +126,7 @@ class Runner:
             with torch_threads(self._options.threads):
                 run_fn(Sides(self._sessions.engine, self._sessions.reference, localizer=localizer), floor)
             return self._localized(localizer, failed)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
             return replace(failed, notes=(*failed.notes, f"not localized: {type(error).__name__}: {first_line(error)}"))
 
     def _localizer(self) -> Localizer | NotLocalized:

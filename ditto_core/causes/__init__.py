@@ -13,6 +13,7 @@ from typing import Any
 from ditto_core.causes import activation, attention, cache, embedding, generic, linear, mask, norm, rope, runs
 from ditto_core.causes.base import Evidence, Rule, attempt, name_of
 from ditto_core.causes.kinds import KINDS, Kind
+from ditto_core.causes.mutants import NAMES
 from ditto_core.compare.blame import Cause
 
 FAMILIES: tuple[Rule, ...] = (
@@ -44,7 +45,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *runs.ONE_RUN,
     *runs.TWO_RUNS,
 )
-RULES: frozenset[str] = frozenset(map(name_of, FUNCTIONS))
+RULES: frozenset[str] = frozenset((*map(name_of, FUNCTIONS), *(f"mutants.{name}" for name in NAMES)))
 """The names of all rules, as :attr:`Cause.rule` has them."""
 
 LISTED = 4

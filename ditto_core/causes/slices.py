@@ -103,7 +103,7 @@ class Slice:
         return self.get(values, self.root) if upto is None else values[upto]
 
     def error(self, candidate: Any) -> float:
-        """Return the rel-L2 of the engine's tensor against a candidate, padding left out; infinity for another shape."""
+        """Return the rel-L2 of the engine's tensor against a candidate, without padding; infinity for another shape."""
         if not isinstance(candidate, torch.Tensor) or candidate.shape != self.seen.actual.shape:
             return math.inf
         a, b = self.seen.actual, candidate.double()
@@ -128,7 +128,19 @@ class Slice:
     def at_random(self, seed: int) -> Slice:
         """Return the slice with other numbers in the place of the engine's tensors: of the same size and sign."""
         other, draw = copy(self), torch.Generator().manual_seed(seed)
-        other.nodes = [random_leaf(node, draw) for node in self.nodes]
+        noise: dict[int, torch.Tensor] = {}  # a tensor that is shown under several names stays one
+
+        def random(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in noise:
+                noise[id(tensor)] = random_like(tensor, draw)
+            return noise[id(tensor)]
+
+        shown = {name: random(tensor) for name, tensor in self.seen.captured.items()}
+        other.seen = replace(self.seen, captured=shown)
+        other.nodes = [
+            replace(node, value=shown.get(node.label, node.value).to(node.value.dtype)) if node.origin else node
+            for node in self.nodes
+        ]
         other.base = []
         for i in range(len(other.nodes)):
             other.base.append(other.call(i, other.base))
@@ -190,10 +202,9 @@ def reached(nodes: Sequence[Node]) -> list[int]:
     return below
 
 
-def random_leaf(node: Node, draw: torch.Generator) -> Node:
-    """Replace one of the engine's tensors by random numbers of its size, unless it is a mask."""
-    value = node.value
-    if node.origin is None or not value.is_floating_point() or is_mask(value):
-        return node
-    noise = torch.randn(value.shape, generator=draw, dtype=torch.float64).to(value.dtype) * value.std(correction=0)
-    return replace(node, value=noise.abs() if bool((value >= 0).all()) else noise)
+def random_like(tensor: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    """Return random numbers of a tensor's shape, size and sign; a mask, or what is not floating, stays."""
+    if not tensor.is_floating_point() or is_mask(tensor) or not tensor.numel():
+        return tensor
+    noise = torch.randn(tensor.shape, generator=draw, dtype=torch.float64) * tensor.double().square().mean().sqrt()
+    return noise.abs() if bool((tensor >= 0).all()) else noise

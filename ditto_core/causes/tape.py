@@ -17,6 +17,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ditto_core.causes.elementary import ELEMENTARY
 
+LONGEST = 90
+"""Characters of a line of code that are shown."""
+
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 """Folders whose code is not the model's."""
 
@@ -106,7 +109,7 @@ class Tape(TorchFunctionMode):
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", str(func))
-        given = tree_map(lambda x: self.ref(x) if isinstance(x, torch.Tensor) else x, (tuple(args), kwargs))
+        taken, named = tree_map(lambda x: self.ref(x) if isinstance(x, torch.Tensor) else x, (tuple(args), kwargs))
         out = func(*args, **kwargs)
         result = args[0] if name == "__setitem__" else out
         leaves = tree_leaves(result)
@@ -115,7 +118,7 @@ class Tape(TorchFunctionMode):
         if not tensors or (not writes and all(tensor in self._known for _, tensor in tensors)):
             return out
         source, code = line_of_model()
-        node = self._add(Node(func, *given, name=name, source=source, code=code, writes=writes)).node
+        node = self._add(Node(func, taken, named, name, source, code, writes=writes)).node
         single = len(leaves) == 1 and leaves[0] is result
         for i, tensor in tensors:
             self._known[tensor] = Ref(node, None if single else i)
@@ -136,4 +139,5 @@ def line_of_model() -> tuple[str, str]:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN):
         frame = frame.f_back
     path = frame.f_code.co_filename
-    return f"{Path(path).name}:{frame.f_lineno}", linecache.getline(path, frame.f_lineno).strip()
+    code = linecache.getline(path, frame.f_lineno).strip()
+    return f"{Path(path).name}:{frame.f_lineno}", code if len(code) <= LONGEST else code[: LONGEST - 2] + " …"

@@ -76,6 +76,7 @@ class Localizer:
         keep: int = 2,
     ) -> None:
         self.taps = tuple(taps)
+        self.model = model
         self.dtype = dtype
         self._kernels = kernels
         self.factor = FACTORS[dtype] if factor is None else factor
@@ -170,9 +171,7 @@ class Localizer:
         why = self._kernels.explain(step, tap.site, metrics.rel_l2, floor, factor)
         return replace(result, explained=why)
 
-    def _keep_whole(
-        self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]
-    ) -> None:
+    def _keep_whole(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
         """Keep one of the first steps, in an unbroken row from the first one on, as far as the memory goes."""
         size = sum(t.nbytes for t in captured.values()) + sum(t.nbytes for k in self.kept for t in k.actual.values())
         if step < KEPT and len(self.kept) == step and size <= LARGEST:

@@ -40,7 +40,7 @@ class Replay:
         rounded = cast_module(model.module, getattr(torch, engine_dtype))
         self.module = cast_module(rounded, getattr(torch, dtype))
         self._forward = Forward(self.module, decoder=model.decoder)
-        self._dtype = dtype
+        self.dtype = dtype
         self._taps = {name: tap for tap in taps for name in (tap.site, *tap.aliases)}
         self._caches = [tap for tap in taps if tap.value.startswith("present.")]
         tensors = (*self.module.parameters(), *self.module.buffers())
@@ -65,7 +65,7 @@ class Replay:
         forced = Forced(self._taps, captured, self._own, on_value, tape)
         recorder = Recorder(self.module, forced.visit, self._taps)
         recorded = nullcontext() if tape is None else tape
-        with torch.inference_mode(), exact_float32(), recorded, widened(self._dtype), recorder.recording():
+        with torch.inference_mode(), exact_float32(), recorded, widened(self.dtype), recorder.recording():
             try:
                 outputs = self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
@@ -75,7 +75,7 @@ class Replay:
         return outputs
 
     def names(self, inputs: Mapping[str, torch.Tensor]) -> dict[int, str]:
-        """Return the names of weights, inputs and cached tensors, by address: what a tape of the next step starts from."""
+        """Return the names of weights, inputs and cached tensors by address: what the next step starts from."""
         past = states.items(self._forward.cache) if self._forward.cache is not None else ()
         named = [(f"past.{name}", tensor) for name, tensor in past]
         named += [(f"input {name}", tensor) for name, tensor in inputs.items()]

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ditto_core.causes import activation, attention, cache, embedding, generic, linear, mask, norm, rope, runs
-from ditto_core.causes.base import Evidence, Rule, name_of, signed
+from ditto_core.causes.base import Evidence, Rule, attempt, name_of
 from ditto_core.causes.kinds import KINDS, Kind
+from ditto_core.causes.mutants import NAMES
 from ditto_core.compare.blame import Cause
 
 FAMILIES: tuple[Rule, ...] = (
@@ -44,7 +45,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *runs.ONE_RUN,
     *runs.TWO_RUNS,
 )
-RULES: frozenset[str] = frozenset(map(name_of, FUNCTIONS))
+RULES: frozenset[str] = frozenset((*map(name_of, FUNCTIONS), *(f"mutants.{name}" for name in NAMES)))
 """The names of all rules, as :attr:`Cause.rule` has them."""
 
 LISTED = 4
@@ -55,7 +56,7 @@ __all__ = ["FAMILIES", "KINDS", "RULES", "Cause", "Evidence", "Kind", "Rule", "d
 
 def diagnose(evidence: Evidence, rules: Iterable[Rule] = FAMILIES) -> Cause | None:
     """Return the most confident cause of one site; among equals the more specific family wins."""
-    found = [signed(cause, rule) for rule in rules if (cause := rule(evidence)) is not None]
+    found = [cause for rule in rules if (cause := attempt(evidence, rule)) is not None]
     return max(found, key=lambda cause: cause.confidence, default=None)
 
 

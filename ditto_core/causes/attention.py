@@ -14,7 +14,7 @@ from ditto_core.compare.blame import Cause
 
 def attention(evidence: Evidence) -> Cause | None:
     """Explain attention probabilities or their product with the values; other sites are ignored."""
-    if evidence.port == "probs" and core(evidence) is not None:
+    if evidence.port == "probs" and core(evidence) is not None and evidence.reproduces(own(evidence)):
         return first_cause(evidence, PROBS_RULES)
     if evidence.port == "context":
         return first_cause(evidence, CONTEXT_RULES)
@@ -28,6 +28,11 @@ def core(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:
     if query is None or key is None:
         query, key = evidence.sibling("q_states"), evidence.sibling("k_states")
     return None if query is None or key is None else (query, key)
+
+
+def own(evidence: Evidence) -> torch.Tensor:
+    """Return the probabilities that the formula of these rules gives."""
+    return softmax(evidence, capped(evidence, scores(evidence) * scaling(evidence)))
 
 
 def groups(evidence: Evidence, kv: torch.Tensor) -> int:
@@ -233,6 +238,8 @@ def value_orders(evidence: Evidence) -> Iterator[tuple[torch.Tensor, torch.Tenso
     if probs is None or value is None or value.shape[1] in (1, probs.shape[1]):
         return
     heads, kv = probs.shape[1], value.shape[1]
+    if not evidence.reproduces((probs @ value.repeat_interleave(heads // kv, 1)).transpose(1, 2)):
+        return
     order = torch.zeros(heads, dtype=torch.int64)
     errors = torch.full((heads,), float("inf"), dtype=torch.float64)
     for head in range(kv):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.blame import Blame, Cause
+from ditto_core.errors import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,8 @@ class Evidence:
     captured: Mapping[str, torch.Tensor]
     past: Mapping[str, torch.Tensor]
     metrics: Metrics
+    failures: list[str] = field(default_factory=list)
+    """Filled with what failed while the site was explained."""
 
     @property
     def site(self) -> str:
@@ -107,6 +110,15 @@ class Evidence:
             return error <= (1 - share) * min(now, 1.0)
         return error <= min(self.blame.bound, LEFT * now)
 
+    def reproduces(self, candidate: torch.Tensor | None) -> bool:
+        """Tell whether a rule's formula of the healthy site gives what the model's own code gives.
+
+        A rule whose formula does not is about another computation than the model's, and what it would name is a guess.
+        """
+        if candidate is None or candidate.shape != self.expected.shape:
+            return False
+        return self.distance_between(candidate, self.expected) <= 0.1 * self.blame.bound
+
     def confidence(self, candidate: torch.Tensor) -> float:
         """Return 0.99 for a candidate that leaves rounding only, 0.9 for one that leaves a little more."""
         return 0.99 if self.distance(candidate) <= self.blame.bound else 0.9
@@ -130,11 +142,18 @@ Rule = Callable[[Evidence], "Cause | None"]
 
 def first_cause(evidence: Evidence, rules: Iterable[Rule]) -> Cause | None:
     """Return the first cause that a family's rules name; they are ordered from the most specific on."""
-    for rule in rules:
+    return next((found for rule in rules if (found := attempt(evidence, rule)) is not None), None)
+
+
+def attempt(evidence: Evidence, rule: Rule) -> Cause | None:
+    """Return what a rule names. One that fails names nothing and is written down: a verdict does not hang on it."""
+    try:
         found = rule(evidence)
-        if found is not None:
-            return signed(found, rule)
-    return None
+    except Exception as error:  # noqa: BLE001 - a rule may fail in any way on a model that it does not know
+        text = f"rule {name_of(rule)} failed at {evidence.site}: {type(error).__name__}: {first_line(error)}"
+        evidence.failures.append(text)
+        return None
+    return None if found is None else signed(found, rule)
 
 
 def signed(cause: Cause, rule: Callable[..., Any]) -> Cause:

@@ -19,6 +19,9 @@ def embedding(evidence: Evidence) -> Cause | None:
     """Explain an embedding's output; other sites are ignored."""
     if evidence.port or not isinstance(evidence.module, nn.Embedding):
         return None
+    ids = wanted_ids(evidence)
+    if ids is not None and not evidence.reproduces(table_of(evidence)[ids].double() * table_scale(evidence)):
+        return None
     return first_cause(evidence, RULES)
 
 

@@ -21,7 +21,7 @@ def residual(evidence: Evidence) -> Cause | None:
     """A sum of two captured tensors in which one has another weight than 1."""
     names = evidence.blame.inputs
     terms = [t for t in map(evidence.tensor, names) if t is not None and t.shape == evidence.actual.shape]
-    if len(terms) != 2 or len(names) != 2 or evidence.distance_between(terms[0] + terms[1], evidence.expected) > 1e-2:
+    if len(terms) != 2 or len(names) != 2 or not evidence.reproduces(terms[0] + terms[1]):
         return None
     columns = torch.stack([evidence.chosen(term) for term in terms], 1)
     if not (torch.isfinite(columns).all() and torch.isfinite(evidence.chosen(evidence.actual)).all()):
@@ -42,6 +42,9 @@ def factor_missing(evidence: Evidence) -> Cause | None:
     """A product of two captured tensors in which one is left out."""
     names = evidence.blame.inputs
     terms = {name: evidence.tensor(name) for name in names}
+    both = [term for term in terms.values() if term is not None and term.shape == evidence.expected.shape]
+    if len(both) != 2 or not evidence.reproduces(both[0] * both[1]):
+        return None
     for name, term in terms.items():
         if len(names) == 2 and term is not None and evidence.explains(term):
             other = next(n for n in names if n != name)

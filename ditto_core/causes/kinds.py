@@ -85,6 +85,13 @@ Kind = Literal[
     "hidden by this input",
     "batch-shape rounding",
     "build-to-build spread",
+    "setting differs",
+    "operation missing",
+    "operation differs",
+    "other constant",
+    "other tensor",
+    "other layout",
+    "part of a tensor",
 ]
 """What :class:`ditto_core.causes.Cause` calls itself."""
 
@@ -168,5 +175,12 @@ KINDS: Mapping[Kind, str] = {
     "hidden by this input": "a site is wrong, but with this input the fault does not reach the final outputs",
     "batch-shape rounding": "no fault: tokens of a row alone and in a batch differ by rounding",
     "build-to-build spread": "no fault: two builds of one spec differ, both within rounding",
+    "setting differs": "the engine computes what the model does with another value of a field of its configuration",
+    "operation missing": "an operation of the model's code is left out",
+    "operation differs": "an operation of the model's code is another one, is done twice, or comes in another order",
+    "other constant": "a number in the model's code has another value",
+    "other tensor": "another tensor of the model is used in the place of one",
+    "other layout": "the numbers are right and in the wrong places",
+    "part of a tensor": "a part of a tensor is lost, or repeated",
 }
 """Every kind, and what the engine does."""

@@ -18,7 +18,10 @@ LARGEST_PERMUTATION = 8192
 
 def linear(evidence: Evidence) -> Cause | None:
     """Explain a linear layer's output from its captured input; other sites are ignored."""
-    if evidence.port or weight_of(evidence.module) is None or layer_input(evidence) is None:
+    weight, x = weight_of(evidence.module), layer_input(evidence)
+    if evidence.port or weight is None or x is None or x.shape[-1] != weight.shape[1]:
+        return None
+    if not evidence.reproduces(apply(evidence, weight)):
         return None
     return first_cause(evidence, RULES)
 

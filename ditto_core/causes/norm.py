@@ -15,7 +15,7 @@ LARGEST_HALF = 65504.0
 
 def norm(evidence: Evidence) -> Cause | None:
     """Explain a LayerNorm's or RMSNorm's output from its captured input; other sites are ignored."""
-    if evidence.port or not is_norm(evidence.module) or layer_input(evidence) is None:
+    if evidence.port or not is_norm(evidence.module) or not evidence.reproduces(own(evidence)):
         return None
     return first_cause(evidence, RULES)
 
@@ -42,6 +42,15 @@ def parts(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
     assert weight is not None
     bias = torch.zeros_like(weight) if bias is None else bias
     return x, weight, bias, epsilon_of(module)
+
+
+def own(evidence: Evidence) -> torch.Tensor | None:
+    """Return what the formula of these rules gives for the captured input; None where it does not fit the shapes."""
+    x, weight = layer_input(evidence), parameter(evidence.module, "weight")
+    if x is None or weight is None or x.shape[-1:] != weight.shape or x.shape != evidence.expected.shape:
+        return None
+    x, weight, bias, eps = parts(evidence)
+    return normalized(x, eps, mean=centred(evidence)) * (weight + offset(evidence)) + bias
 
 
 def epsilon_of(module: nn.Module) -> float:

@@ -177,7 +177,7 @@ def fit_base(frequency: torch.Tensor, exponents: torch.Tensor) -> float | None:
 def exchanged(evidence: Evidence) -> Cause | None:
     """Cosine and sine are swapped."""
     inverse, positions = parameter(evidence.module, own_name(evidence)), evidence.inputs.get("position_ids")
-    if inverse is None or positions is None:
+    if inverse is None or positions is None or not evidence.reproduces(table(evidence, inverse)):
         return None
     other = table(evidence, inverse, sine=evidence.port != "out.1")
     if not evidence.explains(other):
@@ -190,7 +190,7 @@ def shifted(evidence: Evidence) -> Cause | None:
     """The right table at other positions."""
     found, positions = tables(evidence), evidence.inputs.get("position_ids")
     inverse = parameter(evidence.module, own_name(evidence))
-    if found is None or positions is None or inverse is None:
+    if found is None or positions is None or inverse is None or not evidence.reproduces(table(evidence, inverse)):
         return None
     mask = evidence.inputs["attention_mask"]
     plain = torch.arange(evidence.past_length, mask.shape[1]).expand_as(positions)[:, -positions.shape[1] :]
@@ -240,12 +240,23 @@ def rotation(evidence: Evidence) -> Cause | None:
     if x is None or found is None:
         return None
     new = slice(evidence.actual.shape[2] - x.shape[2], None)
+    if not same_rotation(evidence, x, *found):
+        return None
     for kind, candidate, text, step in rotations(x, *found):
         whole = evidence.expected.clone()
         whole[:, :, new] = candidate
         if evidence.explains(whole):
             return evidence.cause(kind, evidence.confidence(whole), [text], step)
     return None
+
+
+def same_rotation(evidence: Evidence, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+    """Tell whether the model rotates halves of whole heads, and from what was captured."""
+    whole, half = evidence.expected.clone(), x.shape[-1] // 2
+    if x.shape[-1] != cos.shape[-1]:
+        return False
+    whole[:, :, -x.shape[2] :] = x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+    return evidence.reproduces(whole)
 
 
 def used_tables(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:

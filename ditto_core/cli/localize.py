@@ -44,6 +44,7 @@ def command(
     from ditto_core.cli.run import parse_ids
     from ditto_core.engines.engine import MANIFEST_FILE
     from ditto_core.localize import EVERYTHING
+    from ditto_core.pair.localizing import required
     from ditto_core.report.localization import localization_text
     from ditto_core.spec import EngineSpec
 
@@ -66,8 +67,7 @@ def command(
             attention=attention,
         )
         comparison = localize_model(workspace, spec, prompts, max_output_len, fp32, operators)
-    found = comparison.localization
-    assert found is not None
+    found = required(comparison)
     if json_file is not None:
         write_atomic(json_file, json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     typer.echo(localization_text(found, verbose=verbose))

@@ -12,6 +12,7 @@ from ditto_core.backends.eager import HIGHER
 from ditto_core.compare.blame import LocalResult
 from ditto_core.compare.metrics import Metrics, measure
 from ditto_core.compare.tolerance import EPSILON, widened
+from ditto_core.errors import first_line
 from ditto_core.localize.kernels import CoarseKernels
 from ditto_core.localize.replay import Replay
 from ditto_core.model.loading import LoadedModel
@@ -40,6 +41,22 @@ class Capture:
     previous: Mapping[str, torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The tensors of one of the first steps, healthy or not: what the step can be replayed from."""
+
+    step: int
+    inputs: Mapping[str, torch.Tensor]
+    actual: Mapping[str, torch.Tensor]
+
+
+KEPT = 3
+"""Steps that are kept whole: the prefill and two of decoding show where a fault begins and whether it lasts."""
+
+LARGEST = 1 << 30
+"""Bytes up to which they are kept."""
+
+
 class Localizer:
     """Takes the engine's taps of each step from the lockstep run, before they are dropped.
 
@@ -59,6 +76,7 @@ class Localizer:
         keep: int = 2,
     ) -> None:
         self.taps = tuple(taps)
+        self.model = model
         self.dtype = dtype
         self._kernels = kernels
         self.factor = FACTORS[dtype] if factor is None else factor
@@ -69,22 +87,36 @@ class Localizer:
         self._past: dict[str, torch.Tensor] = {}
         self.results: list[LocalResult] = []
         self.captures: list[Capture] = []
+        self.kept: list[Kept] = []
         self._floors: dict[str, float] = {}
+        self.failure = ""
+        """Why no step from some step on was measured; empty if all were."""
 
     def start(self) -> None:
         """Begin a new sequence."""
         self.results.clear()
         self.captures.clear()
+        self.kept.clear()
         self._past.clear()
         self._floors.clear()
+        self.failure = ""
         for replay in (self.truth, self._noisy):
             replay.start()
 
     def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
         """Measure one step: its ``inputs``, and the engine's taps by site, which are only read.
 
-        The model is replayed on the CPU: taps that lie on a GPU are copied there.
+        The model is replayed on the CPU: taps that lie on a GPU are copied there. What fails here does not end the run,
+        whose verdict does not depend on it: :attr:`failure` says why, and later steps are not measured.
         """
+        if self.failure:
+            return
+        try:
+            self._take(step, inputs, captured)
+        except Exception as error:  # noqa: BLE001 - the run goes on, whatever a model does on these tensors
+            self.failure = f"not localized from step {step} on: {type(error).__name__}: {first_line(error)}"
+
+    def _take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
         inputs, captured = on_host(inputs), on_host(captured)
         valid = Valid(inputs)
         values: dict[str, torch.Tensor] = {}
@@ -92,6 +124,7 @@ class Localizer:
         floors = self._floor(step, inputs, captured, values, valid)
         found = [self._judge(step, tap, captured, values, floors, valid) for tap in self.taps if tap.site in values]
         self.results += found
+        self._keep_whole(step, inputs, captured)
         if any(result.flagged for result in found) and len(self.captures) < self._keep:
             self._capture(step, inputs, captured, {r.site: values[r.site] for r in found if r.flagged})
         self._past = {
@@ -138,6 +171,12 @@ class Localizer:
         why = self._kernels.explain(step, tap.site, metrics.rel_l2, floor, factor)
         return replace(result, explained=why)
 
+    def _keep_whole(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
+        """Keep one of the first steps, in an unbroken row from the first one on, as far as the memory goes."""
+        size = sum(t.nbytes for t in captured.values()) + sum(t.nbytes for k in self.kept for t in k.actual.values())
+        if step < KEPT and len(self.kept) == step and size <= LARGEST:
+            self.kept.append(Kept(step, dict(inputs), {site: t.clone() for site, t in captured.items()}))
+
     def _capture(
         self,
         step: int,
@@ -145,7 +184,8 @@ class Localizer:
         captured: Mapping[str, torch.Tensor],
         expected: Mapping[str, torch.Tensor],
     ) -> None:
-        actual = {site: tensor.clone() for site, tensor in captured.items()}
+        held = self.kept[-1].actual if self.kept and self.kept[-1].step == step else None
+        actual = {site: tensor.clone() for site, tensor in captured.items()} if held is None else held
         self.captures.append(Capture(step, dict(inputs), actual, dict(expected), dict(self._past)))
 
 

@@ -9,11 +9,13 @@ attention, in the KV cache. The exported graph takes no part, so a fault of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from ditto_core.backends.eager import widened
+from ditto_core.causes.tape import Tape
 from ditto_core.errors import RunError, first_line
 from ditto_core.model import states
 from ditto_core.model.forward import Forward
@@ -38,7 +40,7 @@ class Replay:
         rounded = cast_module(model.module, getattr(torch, engine_dtype))
         self.module = cast_module(rounded, getattr(torch, dtype))
         self._forward = Forward(self.module, decoder=model.decoder)
-        self._dtype = dtype
+        self.dtype = dtype
         self._taps = {name: tap for tap in taps for name in (tap.site, *tap.aliases)}
         self._caches = [tap for tap in taps if tap.value.startswith("present.")]
         tensors = (*self.module.parameters(), *self.module.buffers())
@@ -49,16 +51,21 @@ class Replay:
         self._forward.start()
 
     def step(
-        self, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor], on_value: OnValue
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        captured: Mapping[str, torch.Tensor],
+        on_value: OnValue,
+        tape: Tape | None = None,
     ) -> dict[str, torch.Tensor]:
         """Run one step on what the engine ``captured``, by site; return the final outputs.
 
-        Afterwards the KV cache is the engine's, as far as the engine shows it. Raises :class:`RunError` when the
-        module fails on the engine's tensors.
+        Afterwards the KV cache is the engine's, as far as the engine shows it. ``tape`` records what is computed.
+        Raises :class:`RunError` when the module fails on the engine's tensors.
         """
-        forced = Forced(self._taps, captured, self._own, on_value)
+        forced = Forced(self._taps, captured, self._own, on_value, tape)
         recorder = Recorder(self.module, forced.visit, self._taps)
-        with torch.inference_mode(), exact_float32(), widened(self._dtype), recorder.recording():
+        recorded = nullcontext() if tape is None else tape
+        with torch.inference_mode(), exact_float32(), recorded, widened(self.dtype), recorder.recording():
             try:
                 outputs = self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
@@ -66,6 +73,14 @@ class Replay:
         forced.finish(outputs)
         self._adopt(captured)
         return outputs
+
+    def names(self, inputs: Mapping[str, torch.Tensor]) -> dict[int, str]:
+        """Return the names of weights, inputs and cached tensors by address: what the next step starts from."""
+        past = states.items(self._forward.cache) if self._forward.cache is not None else ()
+        named = [(f"past.{name}", tensor) for name, tensor in past]
+        named += [(f"input {name}", tensor) for name, tensor in inputs.items()]
+        named += [*self.module.named_buffers(), *self.module.named_parameters()]
+        return {tensor.data_ptr(): name for name, tensor in named if tensor.numel()}
 
     def _adopt(self, captured: Mapping[str, torch.Tensor]) -> None:
         held = dict(states.items(self._forward.cache)) if self._caches else {}
@@ -84,8 +99,14 @@ class Forced:
     """
 
     def __init__(
-        self, taps: Mapping[str, Tap], captured: Mapping[str, torch.Tensor], own: Collection[int], on_value: OnValue
+        self,
+        taps: Mapping[str, Tap],
+        captured: Mapping[str, torch.Tensor],
+        own: Collection[int],
+        on_value: OnValue,
+        tape: Tape | None = None,
     ) -> None:
+        self._tape = tape
         self._taps = taps
         self._captured = captured
         self._own = own
@@ -94,6 +115,12 @@ class Forced:
 
     def visit(self, site: str, tensor: torch.Tensor, _: Any) -> torch.Tensor | None:
         """Hand the module's value out and put the engine's in its place, where the engine shows one."""
+        if self._tape is None:
+            return self._force(site, tensor, None)
+        with self._tape.paused():
+            return self._force(site, tensor, self._tape)
+
+    def _force(self, site: str, tensor: torch.Tensor, tape: Tape | None) -> torch.Tensor | None:
         tap = self._taps.get(site)
         if tap is None or tap.site in self._done or not tensor.is_floating_point():
             return None
@@ -102,14 +129,25 @@ class Forced:
             return None
         self._done.add(tap.site)
         self._on_value(tap, tensor)
+        origin = None if tape is None else tape.ref(tensor)
+        put, shown = self._put(site, tensor, actual)
+        if tape is not None and origin is not None:
+            value = tensor.clone() if shown is None else shown.to(tensor.device, tensor.dtype)
+            tape.force(tap.site, origin, tensor if put is None else put, value)
+        return put
+
+    def _put(
+        self, site: str, tensor: torch.Tensor, actual: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return what takes the tensor's place, None for itself; and the engine's tensor, None where it is kept."""
         # The same mask in other numbers (-inf for the most negative one) is kept as the model writes it: a row that
         # becomes NaN through the engine's form must differ from the replay.
         if is_mask(tensor) and torch.equal(*as_masks(actual.to(tensor.device), tensor)):
-            return None
+            return None, None
         if named_by_code(site) or not self._writable(tensor):
-            return actual.to(tensor.device, tensor.dtype, copy=True)
+            return actual.to(tensor.device, tensor.dtype, copy=True), actual
         tensor.copy_(actual)
-        return None
+        return None, actual
 
     def finish(self, outputs: Mapping[str, torch.Tensor]) -> None:
         """Hand out the final outputs that no module returned: what the model's own code computes behind the last."""
@@ -121,6 +159,8 @@ class Forced:
             if actual is not None and actual.shape == tensor.shape:
                 self._done.add(tap.site)
                 self._on_value(tap, tensor)
+                if self._tape is not None:
+                    self._tape.force(tap.site, self._tape.ref(tensor), tensor, None)
 
     def _writable(self, tensor: torch.Tensor) -> bool:
         """Tell whether overwriting is safe: no weight, and no element that stands for several."""

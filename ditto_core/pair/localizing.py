@@ -2,30 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ditto_core.errors import RunError, first_line
 from ditto_core.localize import EVERYTHING, Localizer, conclude
 from ditto_core.localize.kernels import CoarseKernels
 
 if TYPE_CHECKING:
+    import torch
+
+    from ditto_core.compare.blame import Localization
     from ditto_core.compare.comparison import Comparison
     from ditto_core.graphs.graph import Graph
     from ditto_core.pair.sessions import Sessions
     from ditto_core.spec import EngineSpec
 
 
-def open_localizer(sessions: Sessions) -> Localizer:
+@dataclass(frozen=True)
+class NotLocalized:
+    """Stands where a localizer could not be made: takes the engine's taps and measures nothing."""
+
+    failure: str
+    results: tuple[()] = ()
+
+    def start(self) -> None:
+        """Begin a new sequence."""
+
+    def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
+        """Take one step."""
+
+
+def open_localizer(sessions: Sessions) -> Localizer | NotLocalized:
     """Return what takes the engine's taps and measures the error that each site adds by itself."""
     engine = sessions.engine
     kernels = CoarseKernels(engine, engine.taps, lambda: exported_graph(sessions))
     taps = (*engine.taps, *sessions.export.behind(engine.taps))
-    return Localizer(sessions.model, taps, sessions.spec.dtype, kernels=kernels)
+    try:
+        return Localizer(sessions.model, taps, sessions.spec.dtype, kernels=kernels)
+    except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
+        return NotLocalized(f"not localized: {type(error).__name__}: {first_line(error)}")
 
 
-def localized(sessions: Sessions, localizer: Localizer, comparison: Comparison) -> Comparison:
-    """Return a comparison with what its localizer found."""
-    return replace(comparison, localization=conclude(localizer, comparison, exported_graph(sessions)))
+def localized(sessions: Sessions, localizer: Localizer | NotLocalized, comparison: Comparison) -> Comparison:
+    """Return a comparison with what its localizer found; where that failed, with a note. The verdict is the same."""
+    if isinstance(localizer, NotLocalized) or (localizer.failure and not localizer.results):
+        return with_note(comparison, localizer.failure)
+    try:
+        return replace(comparison, localization=conclude(localizer, comparison, exported_graph(sessions)))
+    except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
+        return with_note(comparison, f"not localized: {type(error).__name__}: {first_line(error)}")
+
+
+def with_note(comparison: Comparison, note: str) -> Comparison:
+    """Return a comparison with one more note."""
+    return replace(comparison, notes=(*comparison.notes, note))
+
+
+def required(comparison: Comparison) -> Localization:
+    """Return the localization; raise :class:`~ditto_core.errors.RunError` with the reason where there is none."""
+    if comparison.localization is None:
+        reasons = [note for note in comparison.notes if note.startswith("not localized")]
+        raise RunError(next(iter(reasons), "not localized: the run measured no local errors"))
+    return comparison.localization
 
 
 def exported_graph(sessions: Sessions) -> Graph | None:

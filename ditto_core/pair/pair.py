@@ -163,17 +163,19 @@ class Pair:
         The engine is built once more only when it does not show every site yet. ``fp32``: build it in float32, where
         faults show that hide below a narrow dtype's rounding. ``operators``: build once more with the inside of the
         first blamed site tapped, and name the operator. A model that is not a decoder takes its inputs by name, or None
-        for its examples. Returns the comparison; its ``localization`` is set.
+        for its examples. Returns the comparison; its ``localization`` is set. Raises
+        :class:`~ditto_core.errors.RunError` where local errors cannot be measured.
         """
-        from ditto_core.pair.localizing import with_every_site
+        from ditto_core.pair.localizing import required, with_every_site
 
         if prompts is None and self.engine.decoder:
             raise UsageError("localize needs a prompt: give text or token ids")
         spec = with_every_site(self.sessions, "float32" if fp32 else self.spec.dtype)
         whole = self if spec == self.spec else self._with_engine(spec)
         comparison = whole._feed(prompts, max_new_tokens, localize=True)
-        if operators and comparison.localization:
-            found = whole._name_operator(comparison.localization, prompts, max_new_tokens)
+        localization = required(comparison)
+        if operators and localization:
+            found = whole._name_operator(localization, prompts, max_new_tokens)
             comparison = replace(comparison, localization=found)
         if whole is not self:
             whole.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.engines.workspace import torch_threads
-from ditto_core.errors import DittoError
+from ditto_core.errors import first_line
 from ditto_core.session import LacksTaps
 from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor, write_floor
 from ditto_core.stepping.lockstep import Recorder, Sides, TapReader, recording
@@ -22,6 +22,7 @@ from ditto_core.version import __version__
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
     from ditto_core.localize import Localizer
+    from ditto_core.pair.localizing import NotLocalized
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.pair.sessions import Sessions
     from ditto_core.system.receipt import Receipt
@@ -57,7 +58,7 @@ class Runner:
         self._check_tolerance()
         wanted = options.localize if localize is None else localize
 
-        def once() -> tuple[Comparison, Floor, Localizer | None]:
+        def once() -> tuple[Comparison, Floor, Localizer | NotLocalized | None]:
             localizer = self._localizer() if wanted else None
             return *self._once(run_fn, key, localizer or reader, dump), localizer
 
@@ -148,15 +149,15 @@ class Runner:
             with torch_threads(self._options.threads):
                 run_fn(Sides(self._sessions.engine, self._sessions.reference, localizer=localizer), floor)
             return self._localized(localizer, failed)
-        except DittoError as error:
-            return replace(failed, notes=(*failed.notes, f"not localized: {error}"))
+        except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
+            return replace(failed, notes=(*failed.notes, f"not localized: {type(error).__name__}: {first_line(error)}"))
 
-    def _localizer(self) -> Localizer:
+    def _localizer(self) -> Localizer | NotLocalized:
         from ditto_core.pair.localizing import open_localizer
 
         return open_localizer(self._sessions)
 
-    def _localized(self, localizer: Localizer, comparison: Comparison) -> Comparison:
+    def _localized(self, localizer: Localizer | NotLocalized, comparison: Comparison) -> Comparison:
         from ditto_core.pair.localizing import localized
 
         return localized(self._sessions, localizer, comparison)

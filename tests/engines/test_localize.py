@@ -10,6 +10,7 @@ import torch
 
 from ditto_core.causes.rounding import round_bits
 from ditto_core.compare.blame import Localization
+from ditto_core.errors import RunError
 from ditto_core.localize import EVERYTHING, Localizer, conclude
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.operators import as_array
@@ -209,3 +210,39 @@ def test_the_command_blames_the_engine_in_a_directory(workspace, tmp_path, capsy
     assert Localization.from_json(json.loads((tmp_path / "found.json").read_text())).first.site == DOWN
     code, out = ditto(model_dir)
     assert (code, out.split(" of ")[0]) == (0, "no site")
+
+
+def narrow_classifier():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 5)), {"input": torch.randn(20, 16)}
+
+
+def test_a_quantized_engine_that_fails_is_localized_without_a_crash(workspace):
+    spec = EngineSpec.of(narrow_classifier, outputs="**", options={"quantize": "int8"})
+    pair = Pair(workspace, spec, PairOptions(tolerance={"**": 1e-6}))
+    run = pair.run(localize=True)
+    pair.close()
+    assert not run
+    assert [item.site for item in run.localization.blamed] == ["0"]
+
+
+@pytest.mark.parametrize("broken", ["take", "make", "conclude"])
+def test_the_verdict_stands_when_the_localization_fails(workspace, tmp_path, monkeypatch, broken):
+    def fail(*_, **__):
+        raise KeyError("int8")
+
+    pair = pair_with(workspace, tmp_path, weights.scaled(DOWN, 2.0))
+    right = pair.generate(PROMPT, max_new_tokens=1)
+    target = {
+        "take": "ditto_core.localize.local.Localizer._take",
+        "make": "ditto_core.pair.localizing.Localizer",
+        "conclude": "ditto_core.pair.localizing.conclude",
+    }
+    monkeypatch.setattr(target[broken], fail)
+    run = pair.generate(PROMPT, max_new_tokens=1, localize=True)
+    assert {r.site: r.ok for r in run.results} == {r.site: r.ok for r in right.results}
+    assert not run
+    assert run.localization is None
+    assert "KeyError: no key 'int8'" in run.notes[-1]
+    with pytest.raises(RunError, match="not localized"):
+        pair.localize(PROMPT, max_new_tokens=1)

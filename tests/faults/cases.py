@@ -233,32 +233,65 @@ ANYWHERE = [
     ),
 ]
 
-CASES = [*EMBEDDINGS, *LINEARS, *NORMS, *ROTATIONS, *ATTENTIONS, *CACHES, *ANYWHERE]
+
+BOTH = tuple(f"model.layers.{i}.self_attn:probs" for i in range(2))
+UP, ACT = f"{MLP}.up_proj", f"{MLP}.act_fn"
+
+
+def by_code(name, fault, site, kind, family, **fields):
+    return Case(name, fault, site, kind, f"mutants.{family}", **fields)
+
+
+CODE = [
+    by_code("mask too weak", graph.floored(MASK, -5.0), BOTH[0], "other constant", "masks", also=BOTH),
+    by_code("leaky relu", graph.replaced(ACT, "LeakyRelu", alpha=0.001), ACT, "activation kind", "fits"),
+    by_code("swish of 1.7", graph.gate_scaled(ACT, 1.7), ACT, "activation kind", "fits"),
+    by_code("inputs permuted", weights.inputs_rolled(UP), UP, "other layout", "layouts"),
+    by_code("inputs lost", weights.inputs_lost(UP, 32), UP, "part of a tensor", "ranges"),
+    by_code("softmax over queries", graph.softmax_over(PROBS, 2), PROBS, "operation differs", "operations"),
+    by_code(
+        "heads of context", graph.reordered_heads(CONTEXT, [1, 0, 3, 2], axis=2), CONTEXT, "other layout", "layouts"
+    ),
+    by_code("residual of layer before", graph.operand_is(LAYER, 0, "model.layers.0"), LAYER, "other tensor", "tensors"),
+    by_code(
+        "one query for all heads", graph.reordered_heads(Q_ROPE, [0, 0, 0, 0]), Q_ROPE, "part of a tensor", "ranges"
+    ),
+    by_code("past of other head", cache.past_heads(1, "value", [1, 0]), V_STATES, "other layout", "layouts", step=1),
+    by_code("scores cast", graph.input_through(PROBS), PROBS, "narrow cast", "formats"),
+    by_code(
+        "no tanh",
+        graph.left_out(f"{GPT}.mlp.act", "Tanh"),
+        f"{GPT}.mlp.act",
+        "operation missing",
+        "operations",
+        model="gpt2",
+    ),
+    by_code(
+        "constant of gelu",
+        graph.constant_changed(f"{GPT}.mlp.act", "Mul", lambda c: c * 1.1, skip=2),
+        f"{GPT}.mlp.act",
+        "other constant",
+        "constants",
+        model="gpt2",
+    ),
+    by_code("no final softcap", graph.without_last_softcap, "logits", "setting differs", "settings", model="gemma2"),
+]
+"""Faults that no rule names, and a change of the model's own code does."""
+
+CASES = [*EMBEDDINGS, *LINEARS, *NORMS, *ROTATIONS, *ATTENTIONS, *CACHES, *ANYWHERE, *CODE]
 
 
 def unnamed(name, fault, site, **fields):
     return Case(name, fault, site, "", "", **fields)
 
 
-BOTH = tuple(f"model.layers.{i}.self_attn:probs" for i in range(2))
-UP, ACT = f"{MLP}.up_proj", f"{MLP}.act_fn"
 NAMELESS = [
-    unnamed("mask too weak", graph.floored(MASK, -5.0), BOTH[0], also=BOTH),
     unnamed("mask nearly strong enough", graph.floored(MASK, -20.0), BOTH[0], also=BOTH, prompts=PADDED),
-    unnamed("leaky relu", graph.replaced(ACT, "LeakyRelu", alpha=0.001), ACT),
-    unnamed("swish of 1.7", graph.gate_scaled(ACT, 1.7), ACT),
     unnamed("noise in float16", weights.noisy(UP, 3e-3), UP, dtype="float16"),
     unnamed("groups of 16 in float16", weights.quantized(UP, 8, 16), UP, dtype="float16"),
     unnamed("low-rank update", weights.low_rank(UP, 0.05), UP),
-    unnamed("inputs permuted", weights.inputs_rolled(UP), UP),
-    unnamed("inputs lost", weights.inputs_lost(UP, 32), UP),
     unnamed("logits of no token", graph.added("logits", np.where(np.arange(256) > 250, -1e4, 0)), "lm_head"),
     unnamed("row of the table", weights.rows_scaled(EMBED, [7], 3.0), EMBED),
-    unnamed("softmax over queries", graph.softmax_over(PROBS, 2), PROBS),
     unnamed("small probabilities lost", graph.flushed(PROBS, 0.05), PROBS, model="mistral"),
-    unnamed("heads of context", graph.reordered_heads(CONTEXT, [1, 0, 3, 2], axis=2), CONTEXT),
-    unnamed("residual of layer before", graph.operand_is(LAYER, 0, "model.layers.0"), LAYER),
-    unnamed("one query for all heads", graph.reordered_heads(Q_ROPE, [0, 0, 0, 0]), Q_ROPE),
-    unnamed("past of other head", cache.past_heads(1, "value", [1, 0]), V_STATES, step=1),
 ]
-"""Faults for which no rule has a true name."""
+"""Faults that nothing has a true name for."""

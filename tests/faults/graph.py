@@ -93,6 +93,12 @@ def without_softcap(site):
     return fault
 
 
+def without_last_softcap(edit):
+    """The logits are the scores as they are before Div, Tanh, Mul."""
+    tanh = edit.upstream("logits", "Tanh")
+    replace(edit, edit.node("logits"), "Identity", [edit.node(tanh.input[0]).input[0]])
+
+
 def only_plain(fault):
     """Put the fault into the engine without taps: what tapping changes."""
     return lambda edit: None if "model.embed_tokens" in {o.name for o in edit.graph.output} else fault(edit)
@@ -155,6 +161,25 @@ def operand_alone(site, keep):
 def term_scaled(site, index, factor):
     """One term of the addition that computes ``site`` is multiplied."""
     return lambda edit: edit.change_input(edit.node(site), index, ("Mul", [edit.scalar(factor)], {}))
+
+
+def left_out(site, kind, skip=0):
+    """The nearest operator of a kind upstream gives what it takes."""
+
+    def fault(edit):
+        node = edit.upstream(site, kind, skip)
+        replace(edit, node, "Identity", [node.input[0]])
+
+    return fault
+
+
+def input_through(site, dtype=BRAIN):
+    """What the node that computes ``site`` takes first is cast and cast back."""
+
+    def fault(edit):
+        edit.change_input(edit.node(site), 0, ("Cast", [], {"to": dtype}), ("Cast", [], {"to": SINGLE}))
+
+    return fault
 
 
 def rolled(site, axis):

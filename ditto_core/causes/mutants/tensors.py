@@ -1,0 +1,118 @@
+"""Other tensors of the model in a tensor's place: weights, cached ones, those of other sites, inputs of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from ditto_core.causes.kinds import Kind
+from ditto_core.causes.mutants.base import Model, Mutant, changed, is_float, output_or_place, place_of
+from ditto_core.causes.slices import Slice, Values
+from ditto_core.stepping.comparer import is_mask
+
+NEAR = 16
+"""Captured tensors that are tried in the place of one."""
+
+
+def tensors(part: Slice, model: Model) -> Iterator[Mutant]:
+    """Yield what could stand where each tensor stands."""
+    yield from own_module(part)
+    for i, node in enumerate(part.nodes):
+        value = part.base[i]
+        if not is_float(value):
+            continue
+        if node.label in model.tensors:
+            yield from parameters(part, i, model)
+        elif value.ndim > 1:
+            yield from of_slice(part, i, model)
+            yield from of_engine(part, i)
+        if node.func is None and node.label:
+            yield from neutral(part, i, model)
+
+
+def parameters(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
+    """Another parameter of the same shape, or transposed."""
+    own, label = part.base[i], part.nodes[i].label
+    for name, other in model.tensors.items():
+        if name == label or not other.is_floating_point():
+            continue
+        if other.shape == own.shape:
+            text = f"{name} is used in the place of {label}"
+            yield Mutant(text, 2.5, "tensors", "weights of another layer", {i: changed(partial(other_for, other))})
+
+
+def other_for(other: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return another tensor in the dtype of the model's own."""
+    return other.to(own.dtype)
+
+
+def of_slice(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
+    """Another tensor of the slice that does not depend on it."""
+    own = part.base[i]
+    for j in range(len(part.nodes)):
+        other = part.base[j]
+        if j == i or not is_float(other) or other.shape != own.shape or part.nodes[j].label in model.tensors:
+            continue
+        if part.below[j] >> i & 1 or part.below[i] >> j & 1:
+            continue
+        text = f"{place_of(part, j)} is used in the place of {place_of(part, i)}"
+        past = part.nodes[j].label.startswith("past.")
+        kind: Kind = "KV cache of another layer" if past else "other tensor"
+        yield Mutant(text, 3, "tensors", kind, {i: base_of(j)})
+
+
+def base_of(j: int) -> Any:
+    """Give what another node gives."""
+    return lambda part, values, i: part.base[j]
+
+
+def of_engine(part: Slice, i: int) -> Iterator[Mutant]:
+    """Another of the engine's tensors upstream, near the site."""
+    own, engine = part.base[i], part.seen.captured
+    taken = {id(engine.get(node.label)) for node in part.nodes}
+    near: dict[int, str] = {}  # by tensor: one that is shown under several names is tried once
+    for name, other in engine.items():
+        if other.is_floating_point() and other.shape == own.shape and id(other) not in taken and not is_mask(own):
+            near.setdefault(id(other), name)
+    for name in list(near.values())[-NEAR:]:
+        text = f"{name} is used in the place of {output_or_place(part, i)}"
+        yield Mutant(text, 3, "tensors", "other tensor", {i: captured(name)})
+
+
+def captured(name: str) -> Any:
+    """Give one of the engine's tensors."""
+
+    def edit(part: Slice, values: Values, i: int) -> torch.Tensor:
+        return part.seen.captured[name].to(part.base[i].dtype).reshape(part.base[i].shape)
+
+    return edit
+
+
+def neutral(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
+    """A tensor is 1 or 0 throughout: it is not loaded, or takes no part."""
+    label, price = part.nodes[i].label, 1.5 if part.nodes[i].label in model.tensors else 2.1
+    for number in (1.0, 0.0):
+        kind: Kind = "operation missing"
+        if label in model.tensors:
+            kind = "bias missing" if label.endswith("bias") and not number else "weights zeroed"
+            kind = "norm weight ignored" if number else kind
+        edit = changed(partial(torch.full_like, fill_value=number))
+        yield Mutant(f"{label} is {number:.0f} everywhere", price, "tensors", kind, {i: edit})
+
+
+def own_module(part: Slice) -> Iterator[Mutant]:
+    """The module gives its input, or a module before it was left out."""
+    site = part.seen.site
+    ours = part.seen.captured.get(f"{site}:in")
+    if ours is not None and ":" not in site and ours.shape == part.seen.actual.shape and ours.is_floating_point():
+        edits = {part.root.node: captured(f"{site}:in")}
+        yield Mutant(f"{site} gives its input", 1, "tensors", "operation missing", edits)
+    for i, node in enumerate(part.nodes):
+        given = part.seen.captured.get(f"{node.label}:in")
+        if node.origin is None or ":" in node.label or given is None or given.numel() != part.base[i].numel():
+            continue
+        text = f"{node.label} is not applied"
+        yield Mutant(text, 1.5, "tensors", "operation missing", {i: captured(f"{node.label}:in")})

@@ -1,0 +1,216 @@
+"""The cheapest change of a site's own computation that gives the engine's tensor at every step, or none."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ditto_core.causes.mutants import Edits, Model, Mutant, gloss, mutants
+from ditto_core.causes.slices import Slice, rel_l2
+from ditto_core.compare.blame import Cause
+
+CLOSE = 0.5
+"""Difference in price up to which two explanations compete."""
+
+MOST = 10
+"""Explanations of different effect from which on the input cannot tell."""
+
+SAME = 1e-6
+"""rel-L2 up to which two mutants do the same to random inputs."""
+
+ONLY: tuple[tuple[str, Callable[[int], bool]], ...] = (
+    ("in decode only", lambda step: step > 0),
+    ("in the prefill only", lambda step: step == 0),
+)
+
+NEXT: Mapping[str, str] = {
+    "settings": "build the engine with this field of the configuration, or set it there",
+    "operations": "compare this operation in the engine's graph with the model's line",
+    "constants": "compare this constant in the engine with the model's",
+    "masks": "compare the mask that the engine builds with the model's",
+    "tensors": "check which tensor the engine takes here",
+    "formats": "look for a cast or a quantization here in the engine",
+    "layouts": "compare the order of elements here: how the tensor is split, reshaped and transposed",
+    "ranges": "check the bounds of slices, pads and loops here in the engine",
+    "fits": "look for this number in the engine's operators here",
+}
+"""What to do, by family."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A mutant that explains a site. ``error`` is what it leaves, rel-L2, at the first wrong step."""
+
+    text: str
+    price: float
+    error: float
+    mutant: Mutant
+    edits: Edits
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search came to: explanations, the cheapest first, and how many mutants were judged."""
+
+    found: tuple[Found, ...]
+    tried: int
+    complete: bool = True
+
+
+def search(slices: Sequence[Slice], model: Model, dtype: str, seconds: float) -> Searched:
+    """Judge the mutants of a site's slices in the order of their price; stop once something explains.
+
+    Mutants are judged at the first wrong step, and what explains it at all steps. ``dtype`` is the engine's.
+    """
+    first = next(part for part in slices if part.flagged)
+    end = time.monotonic() + seconds
+    found: list[Found] = []
+    tried = 0
+    for mutant in sorted(mutants(first, model, dtype), key=lambda mutant: mutant.price):
+        if found and mutant.price > found[0].price + CLOSE:
+            break
+        if time.monotonic() > end:
+            return Searched(tuple(found), tried, complete=False)
+        tried += 1
+        judged = judge(mutant, first, slices)
+        if judged is not None:
+            found = sorted([*found, judged], key=lambda f: (f.price, f.error))
+    return Searched(tuple(f for f in found if f.price <= found[0].price + CLOSE), tried)
+
+
+def judge(mutant: Mutant, first: Slice, slices: Sequence[Slice]) -> Found | None:
+    """Return what a mutant explains; one that cannot be computed explains nothing."""
+    try:
+        text, edits, error = settled(mutant, first)
+        if not first.explains(error):
+            return None
+        scope = scope_of(edits, slices)
+    except Exception:  # noqa: BLE001 - many mutants fit no shape, and fail in as many ways
+        return None
+    if scope is None:
+        return None
+    said, price = (f"{text}, {scope}", mutant.price + 1) if scope else (text, mutant.price)
+    return Found(said, price, error, mutant, edits)
+
+
+def settled(mutant: Mutant, part: Slice) -> tuple[str, Edits, float]:
+    """Return a mutant's text, edits and error, its number fitted where it has one."""
+    if mutant.fit is None:
+        return mutant.text, mutant.edits, part.error(part.run(mutant.edits))
+    error, number = min((fit(mutant.fit, start, part) for start in mutant.starts), default=(math.inf, 0.0))
+    return mutant.text.replace("{}", f"{number:.6g}{gloss(number, mutant.starts[0])}"), mutant.fit(number), error
+
+
+def fit(edits: Callable[[float], Edits], start: float, part: Slice, steps: int = 9) -> tuple[float, float]:
+    """Return the least error and the number it is at, by Gauss-Newton with a numeric derivative from ``start``."""
+    best, number = (math.inf, start), start
+    for step in range(steps):
+        value = part.run(edits(number))
+        error = part.error(value)
+        best = min(best, (error, number))
+        if step == 2 and best[0] > 0.5 * part.now:
+            break  # it leads nowhere
+        width = 1e-5 * max(abs(number), 1e-7)
+        slope = part.chosen((part.run(edits(number + width)) - value).double() / width)
+        rest = part.chosen(part.seen.actual - value.double())
+        usable = torch.isfinite(slope) & torch.isfinite(rest)
+        size = float(slope[usable].square().sum())
+        if not size > 0:
+            break
+        most = 3 * max(abs(number), 1e-9) if number else 1.0
+        move = max(-most, min(most, float((slope[usable] * rest[usable]).sum()) / size))
+        if abs(move) < 1e-10 * abs(number):
+            break
+        number += move
+    return best
+
+
+def scope_of(edits: Edits, slices: Sequence[Slice]) -> str | None:
+    """Return at which steps a mutant explains the engine: empty for all; None where it does not."""
+    explained = [part.explains(part.error(part.run(edits))) for part in slices]
+    if all(explained):
+        return ""
+    for text, inside in ONLY:
+        fair = (e if inside(part.seen.step) else not part.flagged for part, e in zip(slices, explained, strict=True))
+        if all(fair):
+            return text
+    return None
+
+
+def distinct(found: Iterable[Found], part: Slice) -> list[Found]:
+    """Return the explanations that differ in effect on random inputs, of those that do not the cheapest alone."""
+    kept: list[tuple[Found, torch.Tensor | None]] = []
+    other = part.at_random(0)
+    for item in found:
+        out = effect(item.edits, other)
+        if out is None or not any(k is not None and same(out, k) for _, k in kept):
+            kept.append((item, out))
+    return [item for item, _ in kept]
+
+
+def effect(edits: Edits, part: Slice) -> torch.Tensor | None:
+    """Return what a mutant gives there; None where that is no tensor of finite numbers."""
+    try:
+        out = part.run(edits)
+    except Exception:  # noqa: BLE001 - what fails on random inputs is compared with nothing
+        return None
+    return out.double() if bool(torch.isfinite(out).all()) else None
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether two results are one."""
+    return a.shape == b.shape and rel_l2(a.reshape(-1), b.reshape(-1)) <= SAME
+
+
+def tells(part: Slice) -> bool:
+    """Tell whether the engine's tensor can tell explanations apart: NaN, infinity and zeros fit too many."""
+    actual, expected = part.chosen(part.seen.actual), part.chosen(part.expected.double())
+    finite = bool(torch.isfinite(actual).all()) and bool(torch.isfinite(expected).all())
+    return part.mask or (finite and bool(actual.any()) and bool(expected.any()))
+
+
+def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds: float) -> tuple[Cause | None, str]:
+    """Return the cause of a site, and a note where there is something to say and no cause.
+
+    ``levels``: the site's slices, then those with more of the code upstream unfolded. Empty slices, which do not
+    reproduce the model, explain nothing.
+    """
+    end = time.monotonic() + seconds
+    tried = 0
+    for slices in levels:
+        first = next((part for part in slices if part.flagged), None)
+        if first is None or not tells(first):
+            return None, ""
+        searched = search(slices, model, dtype, end - time.monotonic())
+        tried += searched.tried
+        if searched.found:
+            return named(distinct(searched.found, first), first, tried)
+        if not searched.complete:
+            return (
+                None,
+                f"{first.seen.site}: no cause among {tried} changes of the model's code tried in {seconds:.0f} s",
+            )
+    return None, ""
+
+
+def named(found: Sequence[Found], part: Slice, tried: int) -> tuple[Cause | None, str]:
+    """Make a cause of what explains a site: one explanation, or several that this input cannot tell apart."""
+    site, best = part.seen.site, found[0]
+    if len(found) > MOST:
+        texts = "; ".join(item.text for item in found[:3])
+        return None, f"{site}: the cause cannot be told on this input, {len(found)} changes explain it: {texts} …"
+    evidence = [best.text, *(f"or: {item.text}" for item in found[1:3])]
+    if len(found) > 3:
+        evidence.append(f"or one of {len(found) - 3} more, which only another input can tell apart")
+    evidence.append(f"that leaves {best.error:.1e} of an error of {part.now:.1e}; {tried} changes of the code tried")
+    families = {item.mutant.family for item in found}
+    confidence = 0.9 if len(found) == 1 else 0.6
+    step = NEXT[best.mutant.family]
+    rule = f"mutants.{best.mutant.family}"
+    if len(families) > 1:
+        step += "; a longer prompt, padding or more rows may tell the explanations apart"
+    return Cause(best.mutant.kind, site, confidence, tuple(evidence), step, rule=rule), ""

@@ -1,0 +1,210 @@
+"""The model's own computation of one site at one step, from the engine's tensors upstream, ready to be changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ditto_core.causes.tape import Node, Ref, Tape
+from ditto_core.stepping.comparer import is_mask
+
+Values = list[Any]
+"""Results by node."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a site at a step besides the tape.
+
+    ``actual`` is the engine's tensor, float64; ``valid`` marks real tokens (None: all); ``inputs`` are the step's model
+    inputs, ``captured`` the engine's tensors by site and alias, as far as they were judged and lie upstream.
+    ``bound`` and ``floor`` are rel-L2.
+    """
+
+    site: str
+    step: int
+    actual: torch.Tensor
+    valid: torch.Tensor | None
+    inputs: Mapping[str, torch.Tensor]
+    captured: Mapping[str, torch.Tensor]
+    bound: float
+    floor: float
+
+
+class Slice:
+    """The nodes between a site and what the engine shows upstream, in the order in which they ran, the site's last.
+
+    ``unfolded`` are sites upstream that count as not shown: their own computation belongs to the slice too.
+    """
+
+    def __init__(self, tape: Tape, seen: Seen, unfolded: Collection[str] = ()) -> None:
+        self.seen = seen
+        root = tape.sites[seen.site]
+        needed = nodes_of(tape, root, unfolded)
+        place = {number: i for i, number in enumerate(needed)}
+        self.nodes = [local(tape.nodes[number], place, unfolded) for number in needed]
+        self.root = Ref(place[root.node], root.item)
+        self.below = reached(self.nodes)
+        self.base: Values = []
+        for i in range(len(self.nodes)):
+            self.base.append(self.call(i, self.base))
+        self.expected = self.get(self.base, self.root)
+        self.mask = is_mask(self.expected)
+        self.now = self.error(self.expected)
+
+    @property
+    def signature(self) -> list[str]:
+        """What the slices of two steps have in common when positions in them mean the same."""
+        return [node.name for node in self.nodes]
+
+    @property
+    def flagged(self) -> bool:
+        """Tell whether the engine's tensor is wrong here."""
+        return not self.now <= self.seen.bound
+
+    def get(self, values: Values, ref: Ref) -> Any:
+        """Return a tensor among results."""
+        value = values[ref.node]
+        return value if ref.item is None else tree_leaves(value)[ref.item]
+
+    def arguments(self, i: int, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what a node takes; a tensor that it writes into is a copy."""
+        node = self.nodes[i]
+        args, kwargs = tree_map(
+            lambda x: self.get(values, x) if isinstance(x, Ref) else x, (node.args, dict(node.kwargs))
+        )
+        return ((args[0].clone(), *args[1:]) if node.writes else args), kwargs
+
+    def call(self, i: int, values: Values, func: Callable[..., Any] | None = None) -> Any:
+        """Compute a node, or another function of what it takes."""
+        node = self.nodes[i]
+        if node.func is None:
+            return node.value
+        args, kwargs = self.arguments(i, values)
+        out = (func or node.func)(*args, **kwargs)
+        return args[0] if node.name == "__setitem__" else out
+
+    def run(self, edits: Mapping[int, Edit], upto: int | None = None) -> Any:
+        """Return the site's tensor, or that of node ``upto``, when some nodes give something else."""
+        values = list(self.base)
+        touched = 0
+        for i in edits:
+            touched |= self.below[i] | 1 << i
+        last = len(self.nodes) - 1 if upto is None else upto
+        for i in range(last + 1):
+            if touched >> i & 1:
+                values[i] = edits[i](self, values, i) if i in edits else self.call(i, values)
+        return self.get(values, self.root) if upto is None else values[upto]
+
+    def error(self, candidate: Any) -> float:
+        """Return the rel-L2 of the engine's tensor against a candidate, without padding; infinity for another shape."""
+        if not isinstance(candidate, torch.Tensor) or candidate.shape != self.seen.actual.shape:
+            return math.inf
+        a, b = self.seen.actual, candidate.double()
+        if self.mask and bool((a <= 0).all()):
+            a, b = (a < 0).double(), (b < 0).double()
+        return rel_l2(self.chosen(a), self.chosen(b))
+
+    def chosen(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the elements that count, flat."""
+        valid = self.seen.valid
+        return tensor.reshape(-1) if valid is None else tensor[valid.expand(tensor.shape)]
+
+    def explains(self, error: float) -> bool:
+        """Tell whether a candidate with this error is the engine's tensor.
+
+        Where the model's own is not, a tenth of its error may be left, or what rounding leaves at a site like this.
+        """
+        if not self.flagged:
+            return error <= self.seen.bound
+        return error <= min(self.seen.bound, max(0.1 * self.now, min(self.seen.floor, 0.25 * self.now)))
+
+    def at_random(self, seed: int) -> Slice:
+        """Return the slice with other numbers in the place of the engine's tensors: of the same size and sign."""
+        other, draw = copy(self), torch.Generator().manual_seed(seed)
+        noise: dict[int, torch.Tensor] = {}  # a tensor that is shown under several names stays one
+
+        def random(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in noise:
+                noise[id(tensor)] = random_like(tensor, draw)
+            return noise[id(tensor)]
+
+        shown = {name: random(tensor) for name, tensor in self.seen.captured.items()}
+        other.seen = replace(self.seen, captured=shown)
+        other.nodes = [
+            replace(node, value=shown.get(node.label, node.value).to(node.value.dtype)) if node.origin else node
+            for node in self.nodes
+        ]
+        other.base = []
+        for i in range(len(other.nodes)):
+            other.base.append(other.call(i, other.base))
+        other.expected = other.get(other.base, other.root)
+        return other
+
+
+Edit = Callable[[Slice, Values, int], Any]
+"""Returns what a node gives in place of its own result, from the results before it."""
+
+
+def rel_l2(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return |a - b| / |b|; infinity where either is not finite."""
+    size, error = float(b.norm()), float((a - b).norm())
+    if not math.isfinite(size) or not math.isfinite(error):
+        return math.inf
+    return error / size if size else (0.0 if not error else math.inf)
+
+
+def nodes_of(tape: Tape, root: Ref, unfolded: Collection[str]) -> list[int]:
+    """Return the nodes that a tensor is computed by, down to the engine's tensors."""
+    needed: set[int] = set()
+    waiting = [root.node]
+    while waiting:
+        number = waiting.pop()
+        if number in needed:
+            continue
+        needed.add(number)
+        node = tape.nodes[number]
+        opened = node.origin is not None and node.label in unfolded
+        refs: Sequence[Ref] = [node.origin] if opened and node.origin else node.refs
+        waiting += [ref.node for ref in refs]
+    return sorted(needed)
+
+
+def local(node: Node, place: Mapping[int, int], unfolded: Collection[str]) -> Node:
+    """Return a node that refers to others by their place in a slice."""
+
+    def moved(x: Any) -> Any:
+        return Ref(place[x.node], x.item) if isinstance(x, Ref) else x
+
+    if node.origin is not None and node.label in unfolded:
+        return replace(node, func=unchanged, args=(moved(node.origin),), name="site", value=None, origin=None)
+    args, kwargs = tree_map(moved, (node.args, dict(node.kwargs)))
+    return replace(node, args=args, kwargs=kwargs)
+
+
+def unchanged(x: torch.Tensor) -> torch.Tensor:
+    """Return what is given."""
+    return x
+
+
+def reached(nodes: Sequence[Node]) -> list[int]:
+    """Return for each node the nodes that depend on it, as the bits of a number."""
+    below = [0] * len(nodes)
+    for i in reversed(range(len(nodes))):
+        for ref in nodes[i].refs:
+            below[ref.node] |= below[i] | 1 << i
+    return below
+
+
+def random_like(tensor: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    """Return random numbers of a tensor's shape, size and sign; a mask, or what is not floating, stays."""
+    if not tensor.is_floating_point() or is_mask(tensor) or not tensor.numel():
+        return tensor
+    noise = torch.randn(tensor.shape, generator=draw, dtype=torch.float64) * tensor.double().square().mean().sqrt()
+    return noise.abs() if bool((tensor >= 0).all()) else noise

@@ -1,0 +1,143 @@
+"""What a model computed in one step, operation by operation, so that any part of it can be computed again."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ditto_core.causes.elementary import ELEMENTARY
+
+LONGEST = 90
+"""Characters of a line of code that are shown."""
+
+OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+"""Folders whose code is not the model's."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor among a node's results: the only one, or the one at ``item``."""
+
+    node: int
+    item: int | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation, or (``func`` None) a tensor that was there before: a weight, an input, one of the engine's.
+
+    Tensors among ``args`` and ``kwargs`` are :class:`Ref`. ``label`` names a leaf; ``origin`` is what the model had
+    computed where the engine's tensor was put. ``source`` is ``file:line`` of the model's code, ``code`` that line.
+    """
+
+    func: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "leaf"
+    source: str = ""
+    code: str = ""
+    value: Any = None
+    label: str = ""
+    origin: Ref | None = None
+    writes: bool = False
+
+    @property
+    def refs(self) -> list[Ref]:
+        """The tensors that it takes."""
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
+
+
+class Tape(TorchFunctionMode):
+    """Records the torch functions that run under it.
+
+    ``names``: names of tensors that are there before, by address of their data. ``sites`` afterwards: what the model
+    computed at each site.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self.sites: dict[str, Ref] = {}
+        self._names = names
+        # weak: a tensor lives as long as in the model's own run, whatever the model's size
+        self._known: MutableMapping[torch.Tensor, Ref] = WeakIdKeyDictionary()
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside is not the model's."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def ref(self, tensor: torch.Tensor) -> Ref:
+        """Return where a tensor comes from; one that nothing on the tape computed becomes a leaf."""
+        if tensor not in self._known:
+            label = self._names.get(tensor.data_ptr(), "") if tensor.numel() else ""
+            value = tensor if isinstance(tensor, torch.nn.Parameter) else tensor.clone()
+            self._known[tensor] = self._add(Node(value=value, label=label))
+        return self._known[tensor]
+
+    def force(self, site: str, origin: Ref, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+        """Say that ``tensor`` now stands at ``site`` for what ``origin`` computed; None: it is what it was."""
+        self.sites[site] = origin
+        if value is not None:
+            self._known[tensor] = self._add(Node(value=value, label=site, origin=origin))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` and write it down."""
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        if func in ELEMENTARY:
+            with self:
+                return ELEMENTARY[func](*args, **kwargs)
+        with self.paused():
+            return self._record(func, args, kwargs)
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        name = getattr(func, "__name__", str(func))
+        taken, named = tree_map(lambda x: self.ref(x) if isinstance(x, torch.Tensor) else x, (tuple(args), kwargs))
+        out = func(*args, **kwargs)
+        result = args[0] if name == "__setitem__" else out
+        leaves = tree_leaves(result)
+        tensors = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        writes = name in WRITING or (name.endswith("_") and not name.endswith("__"))
+        if not tensors or (not writes and all(tensor in self._known for _, tensor in tensors)):
+            return out
+        source, code = line_of_model()
+        node = self._add(Node(func, taken, named, name, source, code, writes=writes)).node
+        single = len(leaves) == 1 and leaves[0] is result
+        for i, tensor in tensors:
+            self._known[tensor] = Ref(node, None if single else i)
+        return out
+
+    def _add(self, node: Node) -> Ref:
+        self.nodes.append(node)
+        return Ref(len(self.nodes) - 1)
+
+
+WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
+"""Functions that change their first argument."""
+
+
+def line_of_model() -> tuple[str, str]:
+    """Return ``file:line`` of the nearest caller outside of torch and this library, and what stands there."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN):
+        frame = frame.f_back
+    path = frame.f_code.co_filename
+    code = linecache.getline(path, frame.f_lineno).strip()
+    return f"{Path(path).name}:{frame.f_lineno}", code if len(code) <= LONGEST else code[: LONGEST - 2] + " …"

@@ -1,0 +1,62 @@
+"""Causes from the model's own code: each site's recorded computation is changed until it gives the engine's tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ditto_core.causes.mutants import Model
+from ditto_core.causes.search import explain
+from ditto_core.causes.slices import Slice
+from ditto_core.compare.blame import Cause
+from ditto_core.engines.workspace import torch_threads
+from ditto_core.localize.local import Localizer
+from ditto_core.localize.recording import Recording
+from ditto_core.localize.settings import setting
+
+SECONDS = 10.0
+"""Time for a site."""
+
+SMALL = 1 << 22
+"""Parameters up to which the model is built anew for each field of its configuration."""
+
+WIDEST = 70
+"""Operations up to which the code upstream is unfolded."""
+
+
+def explained(localizer: Localizer, sites: Sequence[str]) -> tuple[dict[str, Cause], tuple[str, ...]]:
+    """Return the causes of sites, and notes where there is something to say and no cause."""
+    if not localizer.kept:
+        return {}, ("no cause was searched in the model's code: the first step's tensors are too large to keep",)
+    recording = Recording.of(localizer)
+    model = Model.of(localizer.truth.module)
+    small = sum(tensor.numel() for tensor in model.tensors.values()) <= SMALL
+    # thousands of small functions: threads that wait for each other made them thirty times slower
+    with torch_threads(1 if small else 0):
+        found = setting(localizer, recording.results, code_of(recording, sites[0]), SECONDS) if small else None
+        return ({found.site: found}, ()) if found is not None else searched(recording, model, sites)
+
+
+def searched(recording: Recording, model: Model, sites: Sequence[str]) -> tuple[dict[str, Cause], tuple[str, ...]]:
+    """Try the mutants of each site."""
+    causes, notes = {}, []
+    for site in sites:
+        cause, note = explain(levels(recording, site), model, recording.localizer.dtype, SECONDS)
+        if cause is not None:
+            causes[site] = cause
+        notes += [note] if note else []
+    return causes, tuple(notes)
+
+
+def code_of(recording: Recording, site: str) -> str:
+    """Return the lines of the model that compute a site."""
+    return " ".join({node.code for part in recording.slices(site) for node in part.nodes})
+
+
+def levels(recording: Recording, site: str) -> Iterator[Sequence[Slice]]:
+    """Yield a site's slices, then those in which the nearest sites upstream are computed too."""
+    slices = recording.slices(site)
+    yield slices
+    upstream = {node.label for part in slices for node in part.nodes if node.origin is not None}
+    further = recording.slices(site, upstream) if upstream else []
+    if further and len(further[0].nodes) <= WIDEST:
+        yield further

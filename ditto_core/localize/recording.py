@@ -1,0 +1,87 @@
+"""The replay of the kept steps, recorded: what the model's own code computes from the engine's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ditto_core.causes.slices import Seen, Slice
+from ditto_core.causes.tape import Tape
+from ditto_core.localize.local import Kept, Localizer, Valid
+
+if TYPE_CHECKING:
+    from ditto_core.compare.blame import LocalResult
+
+FAITHFUL = 1e-2
+"""Share of a local error, or of its bound, by which a slice may miss it: else it is not the model's computation."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The tapes of the kept steps, with what was measured there."""
+
+    localizer: Localizer
+    steps: tuple[tuple[Kept, Tape], ...]
+    results: Mapping[tuple[int, str], LocalResult]
+
+    @classmethod
+    def of(cls, localizer: Localizer) -> Recording:
+        """Replay the kept steps."""
+        results = {(result.step, result.site): result for result in localizer.results}
+        return cls(localizer, tuple(recorded(localizer)), results)
+
+    def slices(self, site: str, unfolded: Collection[str] = ()) -> list[Slice]:
+        """Return a site's slices that are the same computation as at its first flagged step, by step.
+
+        Empty where the slice does not reproduce the local error that was measured: then nothing may be said by it.
+        """
+        made = [self._slice(kept, tape, site, unfolded) for kept, tape in self.steps if site in tape.sites]
+        if not all(self._faithful(part) for part in made):
+            return []
+        first = next((part for part in made if part.flagged), None)
+        return [] if first is None else [part for part in made if part.signature == first.signature]
+
+    def _slice(self, kept: Kept, tape: Tape, site: str, unfolded: Collection[str]) -> Slice:
+        localizer, result = self.localizer, self.results[kept.step, site]
+        tap = next(tap for tap in localizer.taps if tap.site == site)
+        order = list(tape.sites)
+        earlier = set(order[: order.index(site)])
+        upstream = {
+            name: kept.actual[t.site]
+            for t in localizer.taps
+            if t.site in earlier and t.site in kept.actual
+            for name in (t.site, *t.aliases)
+        }
+        seen = Seen(
+            site,
+            kept.step,
+            kept.actual[site].double(),
+            Valid(kept.inputs).of(tap),
+            kept.inputs,
+            upstream,
+            result.bound,
+            result.bound / localizer.factor,
+        )
+        return Slice(tape, seen, unfolded)
+
+    def _faithful(self, part: Slice) -> bool:
+        result = self.results[part.seen.step, part.seen.site]
+        measured = result.metrics.rel_l2
+        return abs(part.now - measured) <= FAITHFUL * max(measured, result.bound)
+
+
+def recorded(localizer: Localizer) -> Iterator[tuple[Kept, Tape]]:
+    """Yield the kept steps, each with the tape of its replay."""
+    replay = localizer.truth
+    replay.start()
+    for kept in localizer.kept:
+        tape = Tape(replay.names(kept.inputs))
+        replay.step(kept.inputs, kept.actual, ignored, tape)
+        yield kept, tape
+
+
+def ignored(tap: object, tensor: torch.Tensor) -> None:
+    """Do nothing with what the replay hands out."""

@@ -1,0 +1,195 @@
+"""Fields of a model's configuration as causes: the model with another value gives every site of the engine."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ditto_core.compare.blame import Cause
+from ditto_core.localize.local import Localizer, Valid, error
+from ditto_core.localize.replay import Replay
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ditto_core.compare.blame import LocalResult
+    from ditto_core.sites import Tap
+
+ROOM = 1.5
+"""A site may differ by so many bounds: the bound is of the right model's rounding, not of this one's."""
+
+LEFT_OUT = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "dtype", "architectures", "model_type", "transformers_version",
+    "use_cache", "output_attentions", "output_hidden_states", "return_dict", "id2label", "label2id", "is_decoder",
+    "is_encoder_decoder", "problem_type", "max_position_embeddings", "token_id", "dropout", "attn_implementation",
+    "initializer_range", "chunk_size",
+)  # fmt: skip
+"""Parts of names of fields that do not change what is computed, or change the shape of weights."""
+
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu", "quick_gelu", "relu2")
+COUNTS = ("sliding_window", "num_experts_per_tok", "query_pre_attn_scalar")
+
+
+def setting(
+    localizer: Localizer, results: Mapping[tuple[int, str], LocalResult], code: str, seconds: float
+) -> Cause | None:
+    """Return the field whose other value explains every site of the kept steps; None if none does, or time is up.
+
+    Fields that are named in ``code``, the lines that compute the first wrong site, are tried first.
+    """
+    found = configured(localizer.model.module)
+    if found is None:
+        return None
+    path, own = found
+    end = time.monotonic() + seconds
+    for tried, (name, value, other) in enumerate(sorted(choices(own.config), key=lambda c: c[0] not in code)):
+        if time.monotonic() > end:
+            return None
+        with suppress(Exception):  # many values fit no model
+            whole = rebuilt(localizer.model.module, path, own, name, other)
+            if whole is not None and explains(localizer, whole, results):
+                return named(results, difference(name, value, other), tried)
+    return None
+
+
+def configured(root: nn.Module) -> tuple[str, Any] | None:
+    """Return the model of transformers in a module, and its path."""
+    from transformers import PreTrainedModel
+
+    return next(((path, m) for path, m in root.named_modules() if isinstance(m, PreTrainedModel)), None)
+
+
+def choices(config: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield field, value and another value: the class's default, and neighbours by type."""
+    default = {}
+    with suppress(Exception):  # some configurations need arguments
+        default = type(config)().to_dict()
+    for name, value in config.to_dict().items():
+        if name.startswith("_") or any(part in name for part in LEFT_OUT):
+            continue
+        seen: list[Any] = [value]
+        for other in (*([default[name]] if name in default else []), *neighbours(name, value)):
+            if other not in seen:
+                seen.append(other)
+                yield name, value, other
+
+
+def neighbours(name: str, value: Any) -> list[Any]:
+    """Return other values of a field, by type. Only a base of rotary frequencies gets a large one: memory may grow."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, float):
+        return [1.0, None, value * 2, value / 2, *((1e-5, 1e-6, 1e-12, 1e-3) if "eps" in name else ())]
+    if isinstance(value, int):
+        return [None, 1, value * 2] if name in COUNTS else []
+    if isinstance(value, str):
+        return list(ACTIVATIONS) if "act" in name else []
+    if isinstance(value, list) and value:
+        return of_list(value)
+    return of_table(value) if isinstance(value, dict) else []
+
+
+def of_list(value: list[Any]) -> list[Any]:
+    """Return a list in reverse, and with one of its items, or 1 or 0, throughout."""
+    if isinstance(value[0], int):
+        return [[1] * len(value), [0] * len(value), value[::-1]]
+    words = sorted({word for word in value if isinstance(word, str)})
+    return [value[::-1], *([word] * len(value) for word in words)]
+
+
+def of_table(value: Mapping[str, Any]) -> list[Any]:
+    """Return a table with one of its numbers changed, or one of its tables exchanged for another of them."""
+    others: list[Any] = []
+    for name, item in value.items():
+        if isinstance(item, float):
+            large = (10000.0, 1e6) if "theta" in name else ()
+            others += [{**value, name: other} for other in (1.0, item / 2, *large, *([item * 2] if large else []))]
+        elif isinstance(item, dict):
+            others += [{**value, name: other} for other in value.values() if other != item]
+    return others
+
+
+def rebuilt(root: nn.Module, path: str, own: Any, name: str, value: Any) -> nn.Module | None:
+    """Return the module with the model inside built anew, with the same weights; None where they do not fit."""
+    config = copy.deepcopy(own.config)
+    setattr(config, name, value)
+    with torch.inference_mode(mode=False), torch.random.fork_rng(devices=[]):
+        other = type(own)(config).eval().requires_grad_(False)
+        weights, new = own.state_dict(), other.state_dict()
+        if any(name in new and new[name].shape != tensor.shape for name, tensor in weights.items()):
+            return None
+        other.load_state_dict(weights, strict=False)
+    other.to(next(own.parameters()).dtype)
+    if not path:
+        made: nn.Module = other
+        return made
+    whole = copy.deepcopy(root)
+    parent, _, last = path.rpartition(".")
+    setattr(whole.get_submodule(parent), last, other)
+    return whole
+
+
+class OtherError(Exception):
+    """A site differs: the field is not the cause."""
+
+
+def explains(localizer: Localizer, module: nn.Module, results: Mapping[tuple[int, str], LocalResult]) -> bool:
+    """Tell whether another module gives every site of the kept steps from the engine's tensors upstream.
+
+    The sites that are wrong are looked at first: most modules end there.
+    """
+    wrong = {key: result for key, result in results.items() if result.flagged}
+    return agrees(localizer, module, wrong) and agrees(localizer, module, results)
+
+
+def agrees(localizer: Localizer, module: nn.Module, results: Mapping[tuple[int, str], LocalResult]) -> bool:
+    """Tell whether another module gives the sites that ``results`` are of, up to the last kept step with one."""
+    replay = Replay(
+        replace(localizer.model, module=module),
+        localizer.taps,
+        engine_dtype=localizer.dtype,
+        dtype=localizer.truth.dtype,
+    )
+    replay.start()
+    for kept in localizer.kept:
+        valid, seen = Valid(kept.inputs), set()
+
+        def check(tap: Tap, tensor: torch.Tensor) -> None:
+            result = results.get((kept.step, tap.site))  # noqa: B023 - called within this turn of the loop
+            seen.add(tap.site)  # noqa: B023
+            if result is None:
+                return
+            found = error(kept.actual[tap.site], tensor, tap, valid)  # noqa: B023
+            if not found.rel_l2 <= ROOM * result.bound:
+                raise OtherError(tap.site)
+
+        try:
+            replay.step(kept.inputs, kept.actual, check)
+        except OtherError:
+            return False
+        if not {site for step, site in results if step == kept.step} <= seen:
+            return False
+    return True
+
+
+def difference(name: str, value: Any, other: Any) -> str:
+    """Say which field has which other value."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        inner = next(key for key in value if value[key] != other.get(key))
+        return f"config.{name}[{inner!r}] is {other[inner]!r} in place of {value[inner]!r}"
+    return f"config.{name} is {other!r} in place of {value!r}"
+
+
+def named(results: Mapping[tuple[int, str], LocalResult], text: str, tried: int) -> Cause:
+    """Make the cause, at the first wrong site."""
+    flagged = [result for result in results.values() if result.flagged]
+    first = min(flagged, key=lambda r: (r.step, r.order))
+    lines = (text, f"the model with that gives every site of the engine; {tried} other values tried")
+    step = "build the engine with this field of the configuration as the model has it"
+    return Cause("setting differs", first.site, 0.95, lines, step, rule="mutants.settings")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.trtllm import detect, names
+from ditto_core.backends.trtllm.plan import RAW
 from ditto_core.backends.trtllm.trtllm_options import TrtllmOptions
 from ditto_core.errors import BackendError, UsageError
 from ditto_core.session import Session
@@ -22,7 +23,6 @@ TARGET = "ditto_core.backends.trtllm.build:build_engine"
 BUILD_LOG = "build.log"
 MANIFEST = "trtllm.json"
 MODEL_FOLDER = "model"
-RAW = "trt:"
 TORCH_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
 
 
@@ -67,7 +67,7 @@ class TrtllmBackend:
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Build the engine; for the PyTorch backend, which builds none, note the model. Factories are saved first."""
-        from ditto_core.backends.trtllm.build import engine_config, interleaved
+        from ditto_core.backends.trtllm.build import engine_config
 
         options = TrtllmOptions.of(request.spec)
         model = model_directory(request.spec, request.directory)
@@ -77,7 +77,7 @@ class TrtllmBackend:
             return torch_report(request.taps)
         wanted, refused = requested(request.taps)
         report = run_build(request, options, model, {each.name: each.alias for each in wanted})
-        taps, missing = delivered(wanted, report, interleaved(engine_config(request.directory)["pretrained_config"]))
+        taps, missing = delivered(wanted, report, engine_config(request.directory)["pretrained_config"])
         return BuildReport(taps, refused | missing, {"outputs": len(report["outputs"]), "builder": options.builder})
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Session:
@@ -148,10 +148,10 @@ def origin(tap: Tap) -> str:
     return tap.site if tap.fx_node else tap.value
 
 
-def with_sites(tap: Tap, tensor: str) -> Tap:
+def with_sites(tap: Tap, tensor: str, architecture: str = "") -> Tap:
     """Return a tap of TensorRT-LLM's own name with the sites that it is, by which a reference finds it."""
-    found = tuple(site for site in names.same(tensor) if site != tap.site)
-    return replace(tap, aliases=found, axes=("batch", "length", "")) if found else tap
+    found = tuple(site for site in names.same(tensor, architecture) if site != tap.site)
+    return replace(tap, aliases=found, axes=("batch", "length", "") if found else ())
 
 
 def requested(taps: tuple[Tap, ...]) -> tuple[list[Request], dict[str, str]]:
@@ -202,19 +202,33 @@ def sizes(profile: ShapeProfile) -> dict[str, int]:
     return {"batch": profile.batch.max, "prompt": profile.length.max, "sequence": sequence}
 
 
+def unfit(request: Request, config: Mapping[str, Any]) -> str:
+    """Say why a site cannot be had from the tensor of its place, by an engine's ``pretrained_config``."""
+    from ditto_core.backends.trtllm.build import interleaved
+
+    place, axes = request.place, request.tap.axes
+    if place is None:
+        return ""
+    if place.parts > 1 and interleaved(config):
+        return f"the engine interleaves it head by head: tap 'trt:{request.name}' as a whole"
+    if names.HEADWISE.search(place.module) and not place.port and axes and "length" not in axes:
+        return "it has as many heads as the sample prompt has tokens, so that its layout cannot be told"
+    return names.unlike(place.module, place.port, config.get("architecture", ""))
+
+
 def delivered(
-    wanted: list[Request], report: Mapping[str, Any], headwise: bool
+    wanted: list[Request], report: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[tuple[Tap, ...], dict[str, str]]:
     """Return the taps that the engine shows, by the tensors that hold them, and a reason for each that is missing.
 
-    ``headwise``: the joint projection is interleaved, so that its parts cannot be cut out.
+    ``config`` is the engine's ``pretrained_config``.
     """
     shown: list[Tap] = []
     refused: dict[str, str] = {}
     for request in wanted:
         hits = [name for name, found in report["outputs"].items() if request.name in found["requests"]]
-        if headwise and request.place is not None and request.place.parts > 1:
-            refused[request.tap.site] = f"the engine interleaves it head by head: tap 'trt:{request.name}' as a whole"
+        if why := unfit(request, config):
+            refused[request.tap.site] = why
             continue
         if not hits:
             refused[request.tap.site] = report["refused"].get(request.name, "the build did not mark it")
@@ -223,5 +237,7 @@ def delivered(
             dtype = TORCH_DTYPES.get(report["outputs"][hit]["dtype"], request.tap.dtype)
             value = request.place.value if request.place else hit
             tap = replace(request.tap, site=site, value=value, dtype=dtype)
-            shown.append(tap if tap.fx_node else with_sites(tap, report["outputs"][hit]["source"]))
+            if not tap.fx_node:
+                tap = with_sites(tap, report["outputs"][hit]["source"], config.get("architecture", ""))
+            shown.append(tap)
     return tuple(shown), refused

@@ -42,6 +42,7 @@ class TorchSession:
         self._places = {tap.site: Place.parse(tap.value) for tap in taps}
         self._limit = max(spec.profile.past.max + 1, spec.profile.length.max + 1)
         self._llm = calls.LLM(
+            **calls.LLM.available(found.version, enable_trtllm_sampler=True),  # the other lacks context logits there
             model=model,
             dtype=spec.dtype,
             cuda_graph_config=None,

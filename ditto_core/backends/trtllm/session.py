@@ -65,7 +65,7 @@ class EngineSession:
             place = self._places[tap.site]
             if place.tensor not in buffer:
                 raise RunError(f"the engine has no output {place.tensor!r} for {tap.site}; it was built without it")
-            sink(tap.site, place.cut(to_rows(buffer[place.tensor], real), self._heads))
+            sink(tap.site, laid_out(place.cut(to_rows(buffer[place.tensor], real), self._heads), tap.axes))
         return {LOGITS: to_rows(buffer[LOGITS], real)[..., : self._vocabulary]}
 
     def close(self) -> None:
@@ -92,6 +92,11 @@ class EngineSession:
         handoff.start(on_device(generate))
         self._handoff = handoff
         return handoff.step()
+
+
+def laid_out(rows: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
+    """Return rows [batch, length, …] with the length where the tap's ``axes`` have it, as [batch, heads, length, …]."""
+    return rows.movedim(1, axes.index("length")) if "length" in axes and rows.ndim == len(axes) else rows
 
 
 def device() -> str:

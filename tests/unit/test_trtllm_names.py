@@ -245,3 +245,27 @@ def test_the_files_tell_which_backend_llm_is_whatever_the_version_says(tmp_path,
     monkeypatch.syspath_prepend(str(tmp_path))
     found = detect.find()
     assert (found.engines, found.pytorch) == (engines, pytorch)
+
+
+def test_an_installation_without_tensorrt_does_not_run(tmp_path, monkeypatch):
+    from ditto_core.backends.trtllm import TrtllmBackend
+    from ditto_core.cli import doctor
+
+    package(tmp_path, "0.16.0", *detect.ENGINE_FILES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(detect, "installed", lambda name: "")
+    with pytest.raises(BackendError, match="tensorrt itself is not installed"):
+        TrtllmBackend().check_runs()
+    assert doctor.state(TrtllmBackend()).startswith("does not run here (tensorrt_llm 0.16.0;")
+    monkeypatch.setattr(detect, "installed", lambda name: "10.7")
+    assert doctor.state(TrtllmBackend()).startswith("ok (tensorrt_llm 0.16.0")
+
+
+def test_a_backend_whose_module_misses_a_package_is_a_line_of_the_report_and_not_its_end(monkeypatch):
+    from ditto_core.cli import doctor
+
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for name in [n for n in sys.modules if n in ("ditto_core.backends.openvino", "ditto_core.backends.onnx_file")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert str(doctor.loaded("openvino")).startswith("no: ")
+    assert doctor.loaded("trtllm").name == "trtllm"

@@ -50,6 +50,12 @@ class TrtllmBackend:
                 f"{detect.PACKAGE} {found.version} has no PyTorch backend that is known, 1.0 and later have"
             )
 
+    def check_runs(self) -> None:
+        """Raise when neither of its backends is whole here: engines need the package tensorrt, too."""
+        found = detect.require()
+        if not (found.pytorch or (found.engines and detect.installed("tensorrt"))):
+            raise BackendError("; ".join(detect.problems(found)))
+
     def versions(self) -> dict[str, str]:
         """Versions of TensorRT-LLM and of what it builds with."""
         found = detect.require()

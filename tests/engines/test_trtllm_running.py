@@ -161,6 +161,7 @@ def test_an_engine_of_several_ranks_is_refused_with_the_way_out(standin, model, 
 def style(request, monkeypatch):
     torch_llm = pytest.importorskip("standin_trtllm.torch_llm", reason="the stand-in needs TensorRT-RTX")
     monkeypatch.setitem(torch_llm.STYLE, "style", request.param)
+    monkeypatch.setitem(torch_llm.STYLE, "gathers", True)
     return request.param
 
 
@@ -198,6 +199,21 @@ def test_the_pytorch_backend_gets_the_callers_tokens_and_safe_settings(standin, 
     with pytest.raises(UsageError, match="stepped one row at a time, got 2: give one prompt"):
         session.start(2)
     session.close()
+
+
+@pytest.mark.parametrize("standin", ["1.3.0rc3"], indirect=True)
+def test_where_the_sampler_gives_the_last_tokens_logits_alone_these_are_compared(standin, style, model, workspace):
+    from standin_trtllm import torch_llm
+
+    from ditto_core.backends.trtllm import calls
+
+    assert calls.LLM.available("1.0.0", enable_trtllm_sampler=True) == {}  # the installed class lacks it
+    torch_llm.STYLE["gathers"] = False  # the fixture puts the dictionary's entries back
+    pair = Pair(workspace, spec_of(model, ["model.norm"], engine="pytorch"), PairOptions(observer=False))
+    comparison = pair.generate([5, 6, 7, 8], max_new_tokens=2)
+    pair.close()
+    assert {(r.site, r.step) for r in comparison.results} == {(s, i) for s in ("model.norm", "logits") for i in (0, 1)}
+    assert max(r.metrics.rel_l2 for r in comparison.results) < 2e-5
 
 
 @pytest.mark.parametrize("standin", ["1.3.0rc3"], indirect=True)

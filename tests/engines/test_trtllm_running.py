@@ -10,8 +10,8 @@ import threading
 import pytest
 import torch
 
+from ditto_core.backends.served.handoff import Handoff
 from ditto_core.backends.trtllm.executor import ExecutorRun, additional_outputs
-from ditto_core.backends.trtllm.handoff import Handoff
 from ditto_core.backends.trtllm.names import torch_place
 from ditto_core.backends.trtllm.pytorch import TorchSession
 from ditto_core.errors import BackendError, RunError, UsageError
@@ -129,7 +129,7 @@ def test_a_new_sequence_begins_with_an_empty_cache_and_leaves_no_thread(standin,
     first, second = unlike(session, print_nothing), unlike(session, print_nothing)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     session.close()
-    assert not [t for t in threading.enumerate() if t.name == "ditto-trtllm"]
+    assert not [t for t in threading.enumerate() if t.name == "ditto-handoff"]
 
 
 def print_nothing(site, tensor):
@@ -221,7 +221,7 @@ def test_warm_up_runs_are_not_taken_for_steps(standin, model):
     session = TorchSession(spec_of(model, ["model.norm"]), str(model), (Tap("model.norm", "model.norm"),))
     session._handoff = Handoff()
     session._engine.is_warmup = True
-    assert session._leave({}) is None  # it would wait for a consumer
+    assert session._leave({}, None) is None  # it would wait for a consumer
     session._engine.is_warmup = False
     session._handoff = None
     session.close()

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest
+from ditto_core.backends.served.source import model_directory, resolve_model
 from ditto_core.backends.trtllm import detect, names
 from ditto_core.backends.trtllm.plan import RAW
 from ditto_core.backends.trtllm.trtllm_options import TrtllmOptions
-from ditto_core.errors import BackendError, UsageError
+from ditto_core.errors import BackendError
 from ditto_core.session import Session
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ShapeProfile
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 TARGET = "ditto_core.backends.trtllm.build:build_engine"
 BUILD_LOG = "build.log"
 MANIFEST = "trtllm.json"
-MODEL_FOLDER = "model"
 TORCH_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
 
 
@@ -76,7 +76,7 @@ class TrtllmBackend:
         from ditto_core.backends.trtllm.build import engine_config
 
         options = TrtllmOptions.of(request.spec)
-        model = model_directory(request.spec, request.directory)
+        model = model_directory(request.spec, request.directory, self.name)
         engine = choose(options, detect.require())
         (request.directory / MANIFEST).write_text(json.dumps({"engine": engine, "model": model}) + "\n")
         if engine == "pytorch":
@@ -102,33 +102,6 @@ class TrtllmBackend:
 def choose(options: TrtllmOptions, found: detect.Installation) -> str:
     """Return which backend of TensorRT-LLM is meant: the one that is asked for, else engines where there are any."""
     return options.engine or ("tensorrt" if found.engines else "pytorch")
-
-
-def model_directory(spec: EngineSpec, directory: Path) -> str:
-    """Return a Hugging Face directory of the model. A factory's module is saved beside the engine.
-
-    TensorRT-LLM also takes a module in memory, but not in 0.12 and 0.13, and later only with its converter off.
-    """
-    from ditto_core.model.checkpoint import is_gguf, locate
-    from ditto_core.model.loading import load_model
-
-    if spec.model.factory is None:
-        found = locate(spec.model)
-        if is_gguf(found):
-            raise UsageError(f"trtllm reads no GGUF: save {spec.model.label} as safetensors first")
-        return str(found)
-    loaded = load_model(spec.model)
-    if not loaded.decoder:
-        raise BackendError(f"trtllm runs decoders, {spec.model.label} is none")
-    folder = directory / MODEL_FOLDER
-    module: Any = loaded.module
-    module.save_pretrained(folder)
-    return MODEL_FOLDER
-
-
-def resolve_model(model: str, directory: Path) -> str:
-    """Return the directory of a model that may lie beside the engine."""
-    return str(directory / MODEL_FOLDER) if model == MODEL_FOLDER else model
 
 
 def torch_report(taps: tuple[Tap, ...]) -> BuildReport:

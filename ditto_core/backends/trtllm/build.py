@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ditto_core.backends.trtllm.plan import Plan, Report
 from ditto_core.backends.trtllm.tapped import TappedModel
 from ditto_core.backends.trtllm.taps import observe
 from ditto_core.errors import BackendError, BuildError
+from ditto_core.system.environment import environment
 
 TIMING_CACHE = "model.cache"
 REPORT_FOLDER = "ditto"
@@ -160,21 +160,6 @@ def set_fields(target: Any, values: Mapping[str, Any]) -> None:
         if not hasattr(target, name):
             raise BuildError(f"{type(target).__name__} of this TensorRT-LLM has no field {name!r}")
         setattr(target, name, value)
-
-
-@contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables and put them back."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def engine_config(directory: Path) -> dict[str, Any]:

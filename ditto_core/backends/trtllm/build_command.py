@@ -26,10 +26,11 @@ from typing import Any
 
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.artifacts import builder_kept
-from ditto_core.backends.trtllm.build import REPORT_FOLDER, environment
+from ditto_core.backends.trtllm.build import REPORT_FOLDER
 from ditto_core.backends.trtllm.plan import ADD_OUTPUT_VARIABLE, Plan, parse_add_output
 from ditto_core.backends.trtllm.tapped import HOOK_CLASS, HOOK_FILE
 from ditto_core.errors import BackendError, DittoError, UsageError
+from ditto_core.system.environment import environment
 
 PARALLEL_BUILD = "tensorrt_llm.commands.build.parallel_build"
 ARTIFACTS_VARIABLE = "DEBUG_ARTIFACTS_DIR"

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ditto_core.backends.served.place import Place
 from ditto_core.errors import UsageError, nearest
-
-if TYPE_CHECKING:
-    import torch
 
 Table = Mapping[str, tuple[str, ...]]
 """TensorRT-LLM's module -> the Hugging Face module that it is, or those whose outputs it holds side by side."""
@@ -80,48 +77,6 @@ ENGINE: tuple[Table, ...] = (LLAMA, GPT2, PHI3, MIXTRAL)
 FAMILIES: Mapping[str, Table] = {"llama": LLAMA, "gpt2": GPT2, "phi3": {**LLAMA, **PHI3}, "pytorch": TORCH}
 FUSED_QKV = re.compile(r"(^|\.)(attention\.qkv|self_attn\.qkv_proj)$")
 _INDEX = re.compile(r"(?<=\.)\d+(?=[.:]|$)")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a site lives: a module of TensorRT-LLM, its output or its first input, and which piece of how many.
-
-    ``swapped``: the site is all of it, with its two halves in the other order.
-    """
-
-    module: str
-    port: str = ""
-    part: int = 0
-    parts: int = 1
-    swapped: bool = False
-
-    @property
-    def tensor(self) -> str:
-        """Name of the engine's output that holds it."""
-        return f"{self.module}:{self.port}" if self.port else self.module
-
-    @property
-    def value(self) -> str:
-        """Text form: ``transformer.layers.3.attention.qkv[0/3]`` is the first of three pieces."""
-        if self.swapped:
-            return f"{self.tensor}[1,0]"
-        return self.tensor if self.parts == 1 else f"{self.tensor}[{self.part}/{self.parts}]"
-
-    def cut(self, tensor: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
-        """Return this place's share of the last axis of the tensor that holds it; ``sizes`` is the pieces' ratio."""
-        if self.swapped:
-            return tensor.roll(tensor.shape[-1] // 2, -1)
-        if self.parts == 1:
-            return tensor
-        unit = tensor.shape[-1] // sum(sizes)
-        return tensor.narrow(-1, unit * sum(sizes[: self.part]), unit * sizes[self.part])
-
-    @classmethod
-    def parse(cls, value: str) -> Place:
-        """Inverse of :attr:`value`."""
-        found = re.fullmatch(r"(.*?)(?::(in))?(?:\[(\d+)/(\d+)\]|(\[1,0\]))?", value)
-        assert found is not None
-        return cls(found[1], found[2] or "", int(found[3] or 0), int(found[4] or 1), bool(found[5]))
 
 
 def place(site: str, tables: Iterable[Table]) -> Place | None:

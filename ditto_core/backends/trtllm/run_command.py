@@ -32,9 +32,9 @@ def dump(engine: Path, prompts: Sequence[Sequence[int]], steps: int, directory: 
     """
     import torch
 
+    from ditto_core.backends.served.forcing import NO_END
     from ditto_core.backends.trtllm import calls
     from ditto_core.backends.trtllm.build import engine_config
-    from ditto_core.backends.trtllm.session import NO_END
 
     if steps < 1 or not prompts or not all(prompts):
         raise UsageError(f"{steps} steps of {len(prompts)} prompts, expected at least one of each and no empty prompt")

@@ -10,18 +10,15 @@ from typing import Any
 import torch
 
 from ditto_core.backends.packing import new_tokens, prompts, to_rows
+from ditto_core.backends.served.forcing import LOGITS, NO_END, device, laid_out, one_hot, settle
+from ditto_core.backends.served.handoff import Handoff
+from ditto_core.backends.served.place import Place
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.build import engine_config, ranks
-from ditto_core.backends.trtllm.handoff import Handoff
-from ditto_core.backends.trtllm.names import Place
 from ditto_core.errors import BackendError, RunError
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
-
-NO_END = -1
-FORCED = 1e4
-LOGITS = "logits"
 
 
 class EngineSession:
@@ -94,16 +91,6 @@ class EngineSession:
         return handoff.step()
 
 
-def laid_out(rows: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
-    """Return rows [batch, length, …] with the length where the tap's ``axes`` have it, as [batch, heads, length, …]."""
-    return rows.movedim(1, axes.index("length")) if "length" in axes and rows.ndim == len(axes) else rows
-
-
-def device() -> str:
-    """Return where TensorRT-LLM's tensors are."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def on_device(target: Any) -> Any:
     """Return ``target`` bound to the caller's CUDA device, which is a property of the thread."""
     if not torch.cuda.is_available():
@@ -117,23 +104,10 @@ def on_device(target: Any) -> Any:
     return run
 
 
-def settle() -> None:
-    """Wait for the GPU: each thread has a stream of its own, and none waits for another's."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def force(session: Any, handoff: Handoff, step: int, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Hand the step's tensors over and return scores [rows, vocabulary] that only the next forced token can win."""
     tokens = handoff.offer(dict(session.debug_buffer))
     return scores if tokens is None else one_hot(scores, tokens)
-
-
-def one_hot(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return scores [rows, vocabulary] of which ``tokens`` [rows] have the highest by far."""
-    forced = torch.full_like(scores, -FORCED)
-    index = tokens.to(scores.device, torch.int64).reshape(-1, *[1] * (scores.ndim - 1))
-    return forced.scatter_(-1, index.expand(*scores.shape[:-1], 1), FORCED)
 
 
 def head_ratio(config: Mapping[str, Any]) -> tuple[int, int, int]:

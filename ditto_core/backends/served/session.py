@@ -34,7 +34,7 @@ class Rows:
         """Return a tensor [tokens, …] or [rows, …] with the rows in the caller's order; padding behind it is cut."""
         places = sorted(range(len(self.order)), key=self.order.__getitem__)
         if tensor.shape[0] >= sum(self.counts):
-            pieces = tensor[: sum(self.counts)].split(list(self.counts))
+            pieces = torch.split(tensor[: sum(self.counts)], list(self.counts))
             return torch.cat([pieces[place] for place in places])
         return tensor[: len(self.order)][places]
 
@@ -55,6 +55,7 @@ class ServedSession:
         self._capture = Capture(server, module, {place.tensor for place in self._places.values()}, self._leave)
         self._handoff: Handoff | None = None
         self._cache: dict[str, torch.Tensor] = {}
+        self._chunks: list[dict[str, torch.Tensor]] = []
 
     def start(self, batch: int) -> None:
         """End the sequence that was being stepped; the next step is a prefill."""
@@ -62,15 +63,21 @@ class ServedSession:
         if self._handoff is not None:
             self._handoff.stop()
         self._handoff = None
-        self._cache = {}
+        self._cache, self._chunks = {}, []
 
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.session.Session`.
 
         Raises :class:`RunError` when a module of a tap did not run.
         """
-        real = new_tokens(inputs["attention_mask"], inputs["input_ids"].shape[1])
-        found = self._prefill(inputs) if self._handoff is None else self._handoff.step(inputs["input_ids"][:, 0])
+        length = inputs["input_ids"].shape[1]
+        real = new_tokens(inputs["attention_mask"], length)
+        if self._handoff is None:
+            found = self._prefill(inputs)
+        elif length == 1:
+            found = self._handoff.step(inputs["input_ids"][:, 0])
+        else:
+            raise RunError(f"{self._server.name} takes one token a row after the prefill, got {length}")
         for tap in self.taps:
             place = self._places[tap.site]
             if place.tensor not in found:
@@ -100,11 +107,15 @@ class ServedSession:
     def _heads_apart(self, place: Place, rows: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
         """Return rows [batch, length, heads x size] as [batch, length, heads, size] where the tap has them apart."""
         heads = self._heads_of(place)
-        return rows.unflatten(-1, (heads, -1)) if heads and rows.ndim == len(axes) - 1 else rows
+        return rows.reshape(*rows.shape[:-1], heads, -1) if heads and rows.ndim == len(axes) - 1 else rows
 
     def _leave(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> torch.Tensor | None:
         if self._handoff is None or self._idle():
             return None
+        if self._unfinished():
+            self._chunks.append(tensors)
+            return None
+        tensors, self._chunks = joined([*self._chunks, tensors]), []
         rows = self._rows()
         if rows is not None:
             tensors = {name: rows.sorted(tensor) for name, tensor in tensors.items()}
@@ -127,6 +138,10 @@ class ServedSession:
         """Tell whether a pass is none of a request's, as in a warm-up."""
         return False
 
+    def _unfinished(self) -> bool:
+        """Tell whether a pass computed a part of a prompt, which is handed over with the pass that ends it."""
+        return False
+
     def _rows(self) -> Rows | None:
         """Return how the pass at hand is packed; None for a single row."""
         return None
@@ -138,3 +153,9 @@ class ServedSession:
     def _heads_of(self, place: Place) -> int:
         """Return how many heads lie side by side in a port of attention; 0 for any other tensor."""
         return 0
+
+
+def joined(passes: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the tensors [tokens, …] of a prompt that several passes computed; logits are the last pass's."""
+    last = passes[-1]
+    return {n: t if n == LOGITS else torch.cat([each[n] for each in passes]) for n, t in last.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest
+from ditto_core.backends.served.place import Place
 from ditto_core.backends.served.source import model_directory, resolve_model
 from ditto_core.backends.trtllm import detect, names
 from ditto_core.backends.trtllm.plan import RAW
@@ -119,7 +120,7 @@ class Request:
     tap: Tap
     name: str
     alias: str = ""
-    place: names.Place | None = None
+    place: Place | None = None
 
 
 def origin(tap: Tap) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.served.source import model_directory, resolve_model
@@ -45,6 +46,12 @@ class VllmBackend:
     def raw_taps(self, name: str, alias: str) -> Sequence[Tap]:
         """Raise: vLLM's modules have the names of sites, and no others."""
         raise SelectorError(f"vllm has no raw names, got {name!r}: ask for the model's own modules")
+
+    def modes(self, spec: EngineSpec) -> Mapping[str, Mapping[str, Any]]:
+        """Return the options of each way of serving whose numbers must agree with the plain one's."""
+        few = max(16, spec.profile.batch.max)
+        chunks = {"engine.enable_chunked_prefill": True, "engine.max_num_batched_tokens": few}
+        return {"plain": {}, "prefix_cache": {"engine.enable_prefix_caching": True}, "chunked_prefill": chunks}
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Find the taps among the modules that run. vLLM builds nothing ahead: each session loads the model."""

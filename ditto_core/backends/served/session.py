@@ -42,7 +42,7 @@ class Rows:
 class ServedSession:
     """Implements :class:`~ditto_core.session.Session` over a server's module in this process.
 
-    A subclass starts and ends requests, and says how their rows are packed.
+    A subclass starts and ends requests, and says how their rows are packed. ``passes``: how many the prompt took.
     """
 
     taps: tuple[Tap, ...]
@@ -56,6 +56,7 @@ class ServedSession:
         self._handoff: Handoff | None = None
         self._cache: dict[str, torch.Tensor] = {}
         self._chunks: list[dict[str, torch.Tensor]] = []
+        self.passes = 0
 
     def start(self, batch: int) -> None:
         """End the sequence that was being stepped; the next step is a prefill."""
@@ -63,7 +64,7 @@ class ServedSession:
         if self._handoff is not None:
             self._handoff.stop()
         self._handoff = None
-        self._cache, self._chunks = {}, []
+        self._cache, self._chunks, self.passes = {}, [], 0
 
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.session.Session`.
@@ -115,6 +116,7 @@ class ServedSession:
         if self._unfinished():
             self._chunks.append(tensors)
             return None
+        self.passes = max(self.passes, len(self._chunks) + 1)
         tensors, self._chunks = joined([*self._chunks, tensors]), []
         rows = self._rows()
         if rows is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -123,5 +124,15 @@ def explore(llm: Any) -> Modules:
 
 
 def stop(llm: Any) -> None:
-    """Stop an engine and release what it holds."""
-    llm.llm_engine.engine_core.shutdown()
+    """Stop an engine and release what it holds, but for the process's parallel groups.
+
+    vLLM's own shutdown destroys these, and with them any other engine of the process.
+    """
+    client = llm.llm_engine.engine_core
+    core = client.engine_core
+    finalizer = getattr(client, "_finalizer", None)
+    if finalizer is not None:  # it would call that shutdown when the client is collected
+        finalizer.detach()
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
+    gc.unfreeze()  # what an engine's start froze

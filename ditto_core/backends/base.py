@@ -149,6 +149,19 @@ class BuildsFromSource(Protocol):
 
 
 @runtime_checkable
+class ServesModes(Protocol):
+    """A backend that serves in several ways, which must agree: a prefix cache, prompts in chunks."""
+
+    def modes(self, spec: EngineSpec) -> Mapping[str, Mapping[str, Any]]:
+        """Return by mode the options that it adds to a spec's. ``plain`` computes each prompt at once and whole.
+
+        A session of the mode ``prefix_cache`` has ``reused``, how many tokens of the last prompt came from it, and one
+        of ``chunked_prefill`` has ``passes``, how many the last prompt took.
+        """
+        ...
+
+
+@runtime_checkable
 class StoresGraph(Protocol):
     """A backend whose engine is an ONNX file: repros are cut from it, else from the export."""
 

@@ -19,7 +19,10 @@ ADD_OUTPUT_VARIABLE = "TRTLLM_ADD_OUTPUT"
 
 def command(
     model: Annotated[str, typer.Argument(help="Hub id, model directory (safetensors or GGUF), or GGUF file.")],
-    output_dir: Annotated[Path | None, typer.Option(help="Copy the engine here; else it stays in the cache.")] = None,
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[OUTPUT_DIR]", help="Copy the engine here; else it stays in the cache.")
+    ] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="The same, as an option.")] = None,
     backend: Annotated[str, typer.Option(help="Engine to build for.")] = "onnxruntime",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")] = "float32",
     add_output: Annotated[
@@ -39,6 +42,9 @@ def command(
     """Build an engine with extra outputs. Prints its directory."""
     from ditto_core.cli import screen
 
+    if directory and output_dir and directory != output_dir:
+        raise UsageError(f"two output directories, {directory} and {output_dir}: give one")
+    output_dir = output_dir or directory
     spec = EngineSpec.of(
         model,
         backend=backend,

@@ -6,8 +6,12 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from ditto_core.backends.base import Backend
 
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "executorch")
 """What models, exports and dumps need, whatever the backend."""
@@ -15,16 +19,17 @@ PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "executorch")
 
 def command() -> None:
     """Show what works on this machine. Versions, backends, the cache, and clashes with other packages named ditto."""
-    from ditto_core.backends.base import Diagnosed, backend_names, iter_backends, libraries
+    from ditto_core.backends.base import Diagnosed, backend_names, libraries
     from ditto_core.cache import default_root
 
     names = dict.fromkeys((*PACKAGES, *(each for backend in backend_names() for each in libraries(backend))))
     found = {name: installed(name) for name in names}
     typer.echo(f"installed: {', '.join(f'{name} {number}' for name, number in found.items() if number)}")
     typer.echo(f"not installed: {', '.join(name for name, number in found.items() if not number) or 'nothing'}")
-    for name, state in backend_states():
-        typer.echo(f"backend {name:14} {state}")
-    for line in (line for backend in iter_backends() if isinstance(backend, Diagnosed) for line in backend.diagnose()):
+    backends = {name: loaded(name) for name in backend_names()}
+    for name, backend in backends.items():
+        typer.echo(f"backend {name:14} {backend if isinstance(backend, str) else state(backend)}")
+    for line in (line for each in backends.values() if isinstance(each, Diagnosed) for line in each.diagnose()):
         typer.echo(line)
     typer.echo(f"cache {default_root()}")
     for line in clashes():
@@ -39,19 +44,32 @@ def installed(name: str) -> str:
         return ""
 
 
-def backend_states() -> list[tuple[str, str]]:
-    """Return each backend with its versions, or the reason why it cannot be used."""
-    from ditto_core.backends.base import iter_backends
+def loaded(name: str) -> Backend | str:
+    """Return a backend, or why it cannot be loaded: what its module imports may be missing."""
+    from ditto_core.backends.base import get_backend
+
+    try:
+        return get_backend(name)
+    except ImportError as error:
+        return f"no: {error}"
+
+
+def state(backend: Backend) -> str:
+    """Return a backend's versions and dtypes, what keeps its engines from running here, or why it cannot be used."""
+    from ditto_core.backends.base import NeedsDevice
     from ditto_core.errors import DittoError
 
-    states = []
-    for backend in iter_backends():
-        try:
-            facts = ", ".join(f"{k} {v}" for k, v in backend.versions().items())
-            states.append((backend.name, f"ok ({facts}; {', '.join(backend.dtypes)})"))
-        except (DittoError, ImportError) as error:
-            states.append((backend.name, f"no: {error}"))
-    return states
+    try:
+        facts = ", ".join(f"{k} {v}" for k, v in backend.versions().items())
+    except (DittoError, ImportError) as error:
+        return f"no: {error}"
+    known = f"({facts}; {', '.join(backend.dtypes)})"
+    try:
+        if isinstance(backend, NeedsDevice):
+            backend.check_runs()
+    except (DittoError, ImportError) as error:
+        return f"does not run here {known}: {error}"
+    return f"ok {known}"
 
 
 def clashes() -> list[str]:

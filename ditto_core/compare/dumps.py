@@ -54,7 +54,12 @@ class DumpPairs:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know before reading the result."""
-        return (*self.actual.notes, *self.expected.notes)
+        ignored = filter(None, map(self._ignored, (self.actual, self.expected)))
+        return (*self.actual.notes, *self.expected.notes, *ignored)
+
+    def _ignored(self, dump: Dump) -> str:
+        found = [name for name in dump.names(0) if self.name_map.ignores(name)] if dump.steps else []
+        return f"{dump.path}: the name map ignores {len(found)} names, such as {found[0]}" if found else ""
 
     def match(self, step: int) -> StepMatch:
         """Align the names of one step, in the order of the side that knows the topology (else of ``expected``).
@@ -71,6 +76,7 @@ class DumpPairs:
         partner = {name: name for name in ours if name in theirs}
         if self.name_map.suffix:
             partner |= suffix_pairs([n for n in ours if n not in theirs], [n for n in theirs if n not in ours])
+        partner |= role_pairs([n for n in ours if n not in partner], set(theirs) - set(partner.values()))
         pairs = {b: a for a, b in partner.items()}
         if self.actual.format == "trace" and self.expected.format != "trace":
             pairs = {partner[a]: a for a in ours if a in partner}
@@ -114,6 +120,13 @@ class DumpPairs:
             yield Pair(match.step, name, measurable(actual), measurable(expected), why)
 
 
+def role_pairs(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, str]:
+    """Pair names that differ in a trace's ``input:`` or ``output:`` alone; other tools do not write the role."""
+    bare = {name.removeprefix("input:").removeprefix("output:"): name for name in theirs}
+    found = {name: name.removeprefix("input:").removeprefix("output:") for name in ours}
+    return {name: bare[short] for name, short in found.items() if short in bare}
+
+
 def both(actual: torch.Tensor | None, expected: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the two tensors when both are there: a tensor that only one side could pack stays as it was dumped."""
     return None if actual is None or expected is None else (actual, expected)
@@ -132,7 +145,7 @@ def measurable(tensor: torch.Tensor) -> torch.Tensor:
 def problem(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """Say why two tensors cannot be compared; nothing is broadcast."""
     if actual.shape != expected.shape:
-        return f"shape {list(actual.shape)} against {list(expected.shape)}"
+        return f"shape {list(actual.shape)} against {list(expected.shape)}{packing(actual, expected)}"
     if actual.is_complex() != expected.is_complex():
         return f"{actual.dtype} against {expected.dtype}: complex numbers against real ones".replace("torch.", "")
     actual, expected = measurable(actual), measurable(expected)
@@ -142,6 +155,16 @@ def problem(actual: torch.Tensor, expected: torch.Tensor) -> str:
         return str(error)
     large = torch.uint64 in (actual.dtype, expected.dtype)
     return "uint64 numbers of 2^63 and more are not compared" if large else ""
+
+
+def packing(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """Say that one of two tensors may be packed, [tokens, …] or [1, tokens, …], and the other [batch, length, …]."""
+    short, long = sorted((actual, expected), key=lambda tensor: tensor.dim())
+    flat = short[0] if short.dim() == long.dim() and short.shape[:1] == (1,) else short
+    same = flat.dim() > 0 and flat.dim() == long.dim() - 1 and flat.shape[1:] == long.shape[2:]
+    if not same or flat.shape[0] > long.shape[0] * long.shape[1]:
+        return ""
+    return ": packed tokens against padded rows, give the name map a `padding` (lengths of the prompts, or a mask)"
 
 
 def compare_dumps(

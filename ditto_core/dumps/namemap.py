@@ -28,7 +28,7 @@ else:
     import tomli as tomllib
 
 _CAPTURE = re.compile(r"\{(\w+)(:\*\*)?\}")
-_KEYS = ("names", "split", "suffix", "padding")
+_KEYS = ("names", "split", "suffix", "padding", "ignore")
 _SPLIT_KEYS = ("from", "to", "sizes", "axis")
 
 
@@ -97,11 +97,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class NameMap:
-    """Rules, in order of precedence; ``padding`` tells which positions are real, ``suffix`` allows suffix matches."""
+    """Rules, in order of precedence; ``padding`` tells which positions are real, ``suffix`` allows suffix matches.
+
+    ``ignore`` are patterns of names that are no results, such as an engine's bookkeeping: they are left out.
+    """
 
     rules: tuple[Rule, ...] = ()
     suffix: bool = False
     padding: Padding | None = None
+    ignore: tuple[Rule, ...] = ()
 
     @classmethod
     def of(cls, source: NameMap | Mapping[str, str] | Iterable[tuple[str, str]] | Path | str | None) -> NameMap:
@@ -138,7 +142,9 @@ class NameMap:
         splits = [split_rule(item) for item in list_of(data.get("split", []), "split")]
         names = [Rule(a, (text_of(b, repr(a)),)) for a, b in table_of(data.get("names", {}), "names").items()]
         padding = Padding.from_json(table_of(data["padding"], "padding")) if "padding" in data else None
-        return cls((*splits, *names), bool(data.get("suffix", False)), padding)
+        ignore = (text_of(item, "a pattern of ignore") for item in list_of(data.get("ignore", []), "ignore"))
+        left_out = tuple(Rule(pattern, (pattern,)) for pattern in ignore)
+        return cls((*splits, *names), bool(data.get("suffix", False)), padding, left_out)
 
     def entries(self, names: Sequence[str]) -> dict[str, Entry]:
         """Return mapped name -> entry, in the order of ``names``. The first rule that matches a name counts.
@@ -146,12 +152,17 @@ class NameMap:
         Raises :class:`TraceError` when two names become the same.
         """
         found: dict[str, Entry] = {}
-        for entry in (e for name in names for e in self._mapped(name)):
+        kept = (name for name in names if not self.ignores(name))
+        for entry in (e for name in kept for e in self._mapped(name)):
             if entry.name in found:
                 one, two = found[entry.name].source, entry.source
                 raise TraceError(f"name map: {one!r} and {two!r} both become {entry.name!r}")
             found[entry.name] = entry
         return found
+
+    def ignores(self, name: str) -> bool:
+        """Tell whether a name is left out."""
+        return any(rule.match(name) for rule in self.ignore)
 
     def _mapped(self, name: str) -> list[Entry]:
         for rule in self.rules:

@@ -69,7 +69,8 @@ def axes_of(shape: Sequence[int], token: Sequence[int], total: int) -> tuple[str
     if not shape or not token or shape[0] != token[0]:
         return tuple(names)
     names[0] = BATCH
-    place = next((i for i in (1, 2) if total and i < len(shape) and shape[i] == token[1]), 0)
+    places = [i for i in (1, 2) if total and i < len(shape) and shape[i] == token[1]]
+    place = places[0] if places and (len(shape) < 4 or len(places) == 1) else 0  # as many heads as tokens: either
     if place:
         names[place] = LENGTH
     for i in (2, 3):

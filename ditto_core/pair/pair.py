@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
     from ditto_core.model.export import Export
-    from ditto_core.relations import Relations
+    from ditto_core.relations import Relation, Relations
     from ditto_core.repro.repro import Fed, Repro
+    from ditto_core.session import Session
     from ditto_core.spec import EngineSpec
 
 AnyInputs = Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor] | None
@@ -220,6 +221,28 @@ class Pair:
             longest=number(config, "max_position_embeddings"),
             vocab_size=self.vocab_size,
         )
+
+    def served_relations(self, ids: Sequence[int], *names: str) -> tuple[Relation, ...]:
+        """Check that the ways in which a server serves agree on one prompt, on the engine without taps.
+
+        ``names``: ``prefix_cache``, ``chunked_prefill``, ``batch`` (default: all). Raises :class:`UsageError` for a
+        backend that serves in one way only.
+        """
+        from ditto_core.backends.base import ServesModes, get_backend
+        from ditto_core.relations.served import check_served
+
+        backend = get_backend(self.spec.backend)
+        if not isinstance(backend, ServesModes):
+            raise UsageError(f"{self.spec.backend} serves in one way only: check relations() instead")
+        plain = self.spec.untapped()
+        modes = {name: dict(options) for name, options in backend.modes(plain).items()}
+
+        def open_mode(name: str) -> Session:
+            options = {**dict(plain.options), **modes[name]}
+            return self.sessions.workspace.build(replace(plain, options=tuple(sorted(options.items())))).open()
+
+        terms = self.relations().terms_for([list(ids)])
+        return tuple(check_served(open_mode, list(ids), terms, *names))
 
     def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:
         """Write the operators of a site as the last run computed them, with real tensors and a test that fails alike.

@@ -126,14 +126,18 @@ def add(found: Captured, tap: Tap, parts: list[torch.Tensor], fed: Feed) -> None
         return
     names = [axis for axis in ("batch", "length", "total") if axis in tap.axes]
     moved = [part.movedim([tap.axes.index(n) for n in names], list(range(len(names)))) for part in parts]
+    mask = fed.mask.bool()
     if names == ["batch", "total"]:
         whole = moved[-1]  # the last step sees every key
+    elif names == ["batch", "length"] and all(part.shape[1] == 1 for part in moved):
+        whole = torch.cat(moved, 1)  # a server's logits: the last token's of each step
+        mask = mask[:, torch.tensor(fed.chunks).cumsum(0) - 1]
     else:
         if "total" in names:
             moved = full_width(moved, fed.ids.shape[1])
         whole = torch.cat(moved, 1)
     rest = [axis for axis in tap.axes if axis not in names]
-    found.values[tap.site] = real_only(whole, fed.mask.bool(), twice="total" in names and "length" in names)
+    found.values[tap.site] = real_only(whole, mask, twice="total" in names and "length" in names)
     found.axes[tap.site] = ("batch", "length", *("" for _ in names[2:]), *rest)
 
 

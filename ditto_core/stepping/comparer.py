@@ -14,7 +14,7 @@ from ditto_core.compare.result import ObserverEffect, SiteResult
 from ditto_core.compare.row import RowError
 from ditto_core.compare.rows import SMALL, row_errors, worst_row
 from ditto_core.compare.tokens import Flip, LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
-from ditto_core.compare.tolerance import INTEGERS, TABLE, Tolerance
+from ditto_core.compare.tolerance import EPSILON, INTEGERS, TABLE, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.sites import Tap
@@ -309,12 +309,16 @@ class Comparer:
         return Noise(found.rel_l2, found.max_abs, digits)
 
     def _own_dtype(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap) -> str:
-        """Return the dtype whose bounds are a tensor's own: integers', and any where the engine's is not known."""
+        """Return the dtype whose bounds are a tensor's own: integers', and any where the engine's is not known.
+
+        A reference that was recorded in a coarser dtype than the engine's has its own rounding.
+        """
         if tap.dtype in INTEGERS:  # a dump may hold ids as floats
             return tap.dtype
         masks = as_masks(actual, expected)
         kind = name_of(judged_dtype(masks[0].dtype, masks[1].dtype))
-        return kind if kind in INTEGERS or not self._dtype else ""
+        recorded = EPSILON.get(name_of(expected.dtype), 0.0) > EPSILON.get(self._dtype, math.inf)
+        return kind if kind in INTEGERS or recorded or not self._dtype else ""
 
     def _last_tokens(
         self,

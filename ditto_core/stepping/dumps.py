@@ -49,7 +49,9 @@ def compare_offline(
             raise UsageError(f"{name} is {value}, expected a number of 0 or more")
     tolerance = replace(tolerance or Tolerance(), allclose=rtol is not None or atol is not None)
     alone = one_sided(pairs)
-    said = [f"left out {name}: {reason}" for name, reason in alone.items()] if ignore_missing else []
+    inputs = [] if all(dump.taps for dump in (pairs.actual, pairs.expected)) else recorded_inputs(alone)
+    said = [f"{name} was recorded on one side: {alone.pop(name)}" for name in inputs]
+    said += [f"left out {name}: {reason}" for name, reason in alone.items()] if ignore_missing else []
     known = dtype or pairs.actual.info.get("dtype", "")
     found = Measured(floor=floor_of(pairs, said.append), missing={} if ignore_missing else alone)
     taps = step_through(pairs, found, tolerance, known, Elementwise(rtol, atol, equal_nan))
@@ -169,6 +171,11 @@ def one_sided(pairs: DumpPairs) -> dict[str, str]:
     if ours != theirs:
         missing["step count"] = f"{ours} in {pairs.actual.path}, {theirs} in {pairs.expected.path}"
     return missing
+
+
+def recorded_inputs(names: Iterable[str]) -> list[str]:
+    """Return the names of a trace's inputs: beside the dump of a tool that records none they are no results."""
+    return [name for name in names if name.startswith("input:")]
 
 
 def dump_info(dump: Dump, dtype: str) -> SessionInfo:

@@ -38,6 +38,15 @@ def engine_dir(command, model_dir, tmp_path_factory):
     return out
 
 
+def test_the_output_directory_may_follow_the_model(command, model_dir, tmp_path):
+    words = ("--add-output", "model.layers.*.mlp", "--add-output", "**.?_proj")
+    done = command("build", model_dir, tmp_path / "engine", *words)
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "engine")), done.stderr
+    assert (tmp_path / "engine" / "engine.onnx").is_file()
+    two = command("build", model_dir, tmp_path / "a", "--output-dir", tmp_path / "b")
+    assert (two.returncode, "two output directories" in two.stderr) == (2, True)
+
+
 def dump(command, engine_dir, folder, ids="3,4,5"):
     done = command("run", "--engine-dir", engine_dir, "--input-ids", ids, "--max-output-len", "3", "--dump-dir", folder)
     assert done.returncode == 0, done.stderr

@@ -130,6 +130,21 @@ def test_a_folder_of_pt_files_names_the_first_site_that_differs(eager, workspace
     assert set(good.sites) == {tap.site for tap in eager.taps}
 
 
+def test_a_reference_in_half_precision_is_judged_by_its_own_rounding(eager, workspace, tmp_path):
+    def half(step, taps):
+        return {site: tensor.half() for site, tensor in taps.items()}
+
+    run = beside(workspace, steps_in_pt(eager, tmp_path / "half", half))
+    run.assert_close()
+    norm = next(r for r in run.results if r.site == "model.norm")
+    assert 1e-5 < norm.metrics.rel_l2 < norm.verdict.bound  # float16 rounds to 2^-11: more than float32's table allows
+    assert norm.dtype == "float16"
+    off = beside(
+        workspace, steps_in_pt(eager, tmp_path / "off", lambda s, t: half(s, {k: v * 1.05 for k, v in t.items()}))
+    )
+    assert off.first_bad.site == off.results[0].site
+
+
 def test_without_logits_both_sides_follow_the_engine_and_no_token_is_claimed_equal(eager, workspace, tmp_path):
     folder = steps_in_pt(eager, tmp_path / "dump", lambda step, taps: {k: v for k, v in taps.items() if k != "lm_head"})
     run = beside(workspace, folder)

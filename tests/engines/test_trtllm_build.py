@@ -5,13 +5,14 @@ import os
 
 import pytest
 
-from ditto_core.backends.trtllm import build, taps
+from ditto_core.backends.trtllm import build, marking, taps
 from ditto_core.backends.trtllm import build_command as trtllm_build
-from ditto_core.backends.trtllm.taps import Plan, Report
+from ditto_core.backends.trtllm.plan import Plan, Report
 from ditto_core.errors import BackendError, BuildError, UsageError
 from ditto_core.model.loading import tiny_decoder
 
 VERSIONS = ["0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0.dev2024121700", "1.3.0rc3"]
+UNFUSED = ["--use_fused_mlp", "disable"]
 SUM = "LLaMAForCausalLM/transformer/layers/1/__add___L325/elementwise_binary_L2901/ELEMENTWISE_SUM_1"
 
 
@@ -99,8 +100,8 @@ def test_a_glob_with_an_alias_numbers_its_outputs(standin, model, tmp_path):
 
 
 def test_several_outputs_of_a_layer_are_numbered():
-    assert taps.aliases("x", 1) == ["x"]
-    assert taps.aliases("x", 3) == ["x_0", "x_1", "x_2"]
+    assert marking.aliases("x", 1) == ["x"]
+    assert marking.aliases("x", 3) == ["x_0", "x_1", "x_2"]
 
 
 def test_the_observed_model_is_as_before_after_tracing(standin, model, tmp_path):
@@ -176,7 +177,7 @@ def test_artifacts_show_the_final_network_its_plugins_and_the_builder(standin, m
 def test_trtllm_build_takes_its_own_flags_and_ours(standin, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("TRTLLM_ADD_OUTPUT", json.dumps({SUM: "block1"}))
     out = tmp_path / "engine"
-    words = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(out), "--max_batch_size", "1"]
+    words = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(out), "--max_batch_size", "1", *UNFUSED]
     trtllm_build.run([*words, "--add-output", "model.layers.*.mlp.up_proj", "--add-output", "lm_head=head"])
     gates = {"transformer.layers.0.mlp.gate", "transformer.layers.1.mlp.gate"}
     assert set(engine_outputs(out)) == {"logits", "block1", "head", *gates}
@@ -196,8 +197,13 @@ def test_trtllm_build_wraps_the_users_own_model_class(standin, checkpoint, tmp_p
     )
     words = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e")]
     trtllm_build.run([*words, "--model_cls_file", str(own), "--model_cls_name", "Own", "--add-output", "lm_head=head"])
-    # what the user's class registers is an output, too, because debug outputs are switched on
+    # what the user's class registers is an output only where somebody asks for it
+    assert set(engine_outputs(tmp_path / "e")) == {"logits", "head"}
+    own_way = ["--model_cls_file", str(own), "--model_cls_name", "Own", "--enable_debug_output"]
+    trtllm_build.run([*words, *own_way, "--add-output", "lm_head=head"])
     assert set(engine_outputs(tmp_path / "e")) == {"logits", "head", "hidden_for_debugging"}
+    listed = Report.load(tmp_path / "e" / "ditto").outputs["hidden_for_debugging"]
+    assert (listed["dtype"], listed["shape"], listed["requests"]) == ("HALF", [1, 8, 64], [])
 
 
 def test_a_registered_output_can_be_given_an_alias(standin, checkpoint, tmp_path):
@@ -205,6 +211,8 @@ def test_a_registered_output_can_be_given_an_alias(standin, checkpoint, tmp_path
     path.write_text(json.dumps({**json.loads(path.read_text()), "registers": True}))
     words = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e")]
     trtllm_build.run([*words, "--add-output", "hidden_for_debugging=mine"])
+    assert set(engine_outputs(tmp_path / "e")) == {"logits", "mine"}
+    trtllm_build.run([*words, "--add-output", "hidden_for_debugging=mine", "--enable_debug_output"])
     assert set(engine_outputs(tmp_path / "e")) == {"logits", "mine", "hidden_for_debugging"}
 
 
@@ -244,3 +252,87 @@ def test_an_alias_can_be_given_only_once():
 def test_the_plan_survives_the_environment():
     plan = Plan({"a": "x", "b": ""}, strict=False, report="r", artifacts="s", model_class=("f.py", "C"))
     assert Plan.from_env(plan.to_env()) == plan
+
+
+@pytest.mark.parametrize("flags", [[], ["--enable_debug_output"]], ids=["plain", "debug"])
+def test_a_registered_output_that_is_asked_for_by_its_own_name_is_there_once(standin, checkpoint, tmp_path, flags):
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "registers": True}))
+    words = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e")]
+    trtllm_build.run([*words, *flags, "--add-output", "hidden_for_debugging"])
+    assert sorted(engine_outputs(tmp_path / "e")) == ["hidden_for_debugging", "logits"]
+    found = Report.load(tmp_path / "e" / "ditto").outputs["hidden_for_debugging"]
+    assert found["requests"] == ["hidden_for_debugging"]
+
+
+@pytest.mark.parametrize("standin", VERSIONS[1:], indirect=True)
+def test_use_fused_mlp_disable_is_effective(standin, checkpoint, tmp_path):
+    import tensorrt_llm.commands.build as command
+
+    before = command.parallel_build
+    words = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e")]
+    trtllm_build.run([*words, *UNFUSED, "--add-output", "model.layers.0.mlp.gate_proj=gate"])
+    assert set(engine_outputs(tmp_path / "e")) == {"logits", "gate"}
+    assert command.parallel_build is before
+
+
+@pytest.mark.parametrize("standin", VERSIONS[1:], indirect=True)
+def test_a_fused_mlp_is_the_reason_that_is_given_in_strict_mode_and_for_globs(standin, checkpoint, tmp_path):
+    words = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e")]
+    for name in ("model.layers.0.mlp.gate_proj", "model.layers.*.mlp.up_proj", "transformer.layers.1.mlp.fc"):
+        with pytest.raises(BuildError, match="build with use_fused_mlp off"):
+            trtllm_build.run([*words, "--add-output", name])
+    trtllm_build.run([*words, "--add-output", "model.layers.*.mlp.*_proj"])  # down_proj is there
+    refused = Report.load(tmp_path / "e" / "ditto").refused
+    hidden = {f"model.layers.{i}.mlp.{name}_proj" for i in (0, 1) for name in ("gate", "up")}
+    assert hidden <= set(refused)
+    assert all("use_fused_mlp off" in refused[name] for name in hidden)
+
+
+@pytest.mark.parametrize("standin", ["0.16.0", "1.3.0rc3"], indirect=True)
+def test_the_class_is_asked_for_its_keywords_and_not_the_version(standin):
+    from ditto_core.backends.trtllm import calls, detect
+
+    there = standin.SIGNATURES[detect.require().version][calls.BUILD_CONFIG.name]["parameters"]
+    has = "use_fused_mlp" in [name for name, *_ in there]
+    for version in ("0.12.0", "0.20.0", "1.2.1", "9.9"):
+        assert calls.BUILD_CONFIG.takes(version, "use_fused_mlp") == has
+
+
+def test_of_layers_that_differ_in_line_numbers_the_one_with_most_in_common_is_meant():
+    names = [f"Model/lm_head/call_L{a}/matmul_L{b}/cast_L{c}/CAST_0" for a, b, c in ((9, 1048, 855), (9, 1050, 855))]
+    marker = marking.Marker.__new__(marking.Marker)
+    marker.layers = {name: name for name in names}
+    assert marker._layer("Model/lm_head/call_L7/matmul_L1048/cast_L855/CAST_0") == names[0]
+    assert marker._layer("Model/lm_head/call_L7/matmul_L1050/cast_L1/CAST_0") == names[1]
+    with pytest.raises(BuildError) as caught:
+        marker._layer("Model/lm_head/call_L7/matmul_L7/cast_L855/CAST_0")
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_a_raw_prefix_before_an_output_is_dropped(standin, checkpoint, tmp_path):
+    words = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e")]
+    trtllm_build.run([*words, "--add-output", "trt:transformer.layers.0.mlp=mlp", "--add-output", "trt:lm_head"])
+    assert set(engine_outputs(tmp_path / "e")) == {"logits", "mlp", "lm_head"}
+
+
+def test_no_glob_means_a_list_of_modules(standin, model, tmp_path):
+    report = build.build_engine(**order(model, tmp_path / "e", {"transformer.*": ""}))
+    # not transformer.layers, which is the last block's output under another name
+    assert set(report["outputs"]) == {"transformer.ln_f"}
+
+
+def test_a_failed_build_leaves_the_builder_as_it_was(standin, model, tmp_path, monkeypatch):
+    import tensorrt_llm.builder as upstream
+
+    before = upstream.Builder.build_engine
+    wanted = {"model.norm": "logits"}  # the alias is taken: tracing fails before the engine is built
+    with pytest.raises(BuildError):
+        build.build_engine(**order(model, tmp_path / "e", wanted, artifacts=str(tmp_path / "art")))
+    assert upstream.Builder.build_engine is before
+
+
+def test_the_builders_configuration_is_written_with_the_profiles_that_the_build_adds(standin, model, tmp_path):
+    build.build_engine(**order(model, tmp_path / "e", {}, artifacts=str(tmp_path / "art")))
+    written = json.loads((tmp_path / "art" / "builder_config.json").read_text())
+    assert written["num_optimization_profiles"] == 1

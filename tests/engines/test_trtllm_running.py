@@ -3,13 +3,15 @@
 What is proven is the adapter's side: layouts, pieces of joint projections, forced tokens, residual pairs, threads.
 """
 
+import json
+import sys
 import threading
 
 import pytest
 import torch
 
+from ditto_core.backends.served.handoff import Handoff
 from ditto_core.backends.trtllm.executor import ExecutorRun, additional_outputs
-from ditto_core.backends.trtllm.handoff import Handoff
 from ditto_core.backends.trtllm.names import torch_place
 from ditto_core.backends.trtllm.pytorch import TorchSession
 from ditto_core.errors import BackendError, RunError, UsageError
@@ -87,8 +89,9 @@ def test_parts_of_an_interleaved_projection_are_refused():
     wanted, _ = requested((Tap("model.layers.0.self_attn.q_proj", "q", fx_node="mm"),))
     qkv = {"requests": ["transformer.layers.0.attention.qkv"], "dtype": "HALF"}
     report = {"outputs": {"transformer.layers.0.attention.qkv": qkv}, "refused": {}}
-    assert [tap.value for tap in delivered(wanted, report, False)[0]] == ["transformer.layers.0.attention.qkv[0/3]"]
-    taps, refused = delivered(wanted, report, True)
+    config = {"qk_layernorm": True, "num_attention_heads": 4, "num_key_value_heads": 2}
+    assert [tap.value for tap in delivered(wanted, report, config)[0]] == ["transformer.layers.0.attention.qkv[0/3]"]
+    taps, refused = delivered(wanted, report, {**config, "num_key_value_heads": 4})
     assert taps == ()
     assert "head by head: tap 'trt:transformer.layers.0.attention.qkv'" in refused["model.layers.0.self_attn.q_proj"]
 
@@ -126,7 +129,7 @@ def test_a_new_sequence_begins_with_an_empty_cache_and_leaves_no_thread(standin,
     first, second = unlike(session, print_nothing), unlike(session, print_nothing)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     session.close()
-    assert not [t for t in threading.enumerate() if t.name == "ditto-trtllm"]
+    assert not [t for t in threading.enumerate() if t.name == "ditto-handoff"]
 
 
 def print_nothing(site, tensor):
@@ -158,6 +161,7 @@ def test_an_engine_of_several_ranks_is_refused_with_the_way_out(standin, model, 
 def style(request, monkeypatch):
     torch_llm = pytest.importorskip("standin_trtllm.torch_llm", reason="the stand-in needs TensorRT-RTX")
     monkeypatch.setitem(torch_llm.STYLE, "style", request.param)
+    monkeypatch.setitem(torch_llm.STYLE, "gathers", True)
     return request.param
 
 
@@ -198,11 +202,26 @@ def test_the_pytorch_backend_gets_the_callers_tokens_and_safe_settings(standin, 
 
 
 @pytest.mark.parametrize("standin", ["1.3.0rc3"], indirect=True)
+def test_where_the_sampler_gives_the_last_tokens_logits_alone_these_are_compared(standin, style, model, workspace):
+    from standin_trtllm import torch_llm
+
+    from ditto_core.backends.trtllm import calls
+
+    assert calls.LLM.available("1.0.0", enable_trtllm_sampler=True) == {}  # the installed class lacks it
+    torch_llm.STYLE["gathers"] = False  # the fixture puts the dictionary's entries back
+    pair = Pair(workspace, spec_of(model, ["model.norm"], engine="pytorch"), PairOptions(observer=False))
+    comparison = pair.generate([5, 6, 7, 8], max_new_tokens=2)
+    pair.close()
+    assert {(r.site, r.step) for r in comparison.results} == {(s, i) for s in ("model.norm", "logits") for i in (0, 1)}
+    assert max(r.metrics.rel_l2 for r in comparison.results) < 2e-5
+
+
+@pytest.mark.parametrize("standin", ["1.3.0rc3"], indirect=True)
 def test_warm_up_runs_are_not_taken_for_steps(standin, model):
     session = TorchSession(spec_of(model, ["model.norm"]), str(model), (Tap("model.norm", "model.norm"),))
     session._handoff = Handoff()
     session._engine.is_warmup = True
-    assert session._leave({}) is None  # it would wait for a consumer
+    assert session._leave({}, None) is None  # it would wait for a consumer
     session._engine.is_warmup = False
     session._handoff = None
     session.close()
@@ -308,3 +327,55 @@ def test_a_build_in_a_child_process_leaves_the_same_engine(standin, model, works
     assert [tap.value for tap in engine.taps] == ["transformer.ln_f"]
     assert (engine.directory / "build.log").exists()
     assert (engine.directory / "rank0.engine").exists()
+
+
+@pytest.mark.parametrize("standin", ["0.12.0"], indirect=True)
+def test_the_four_documented_steps_end_in_a_comparison_of_every_site(
+    standin, model, workspace, tmp_path, monkeypatch, capsys
+):
+    from standin_trtllm.llama import config_of
+    from typer.testing import CliRunner
+
+    from ditto_core.backends.trtllm import build_command, run_command
+    from ditto_core.cli import application
+
+    prompts = [[5, 6, 7], [9, 8, 7, 6, 5]]
+    pair = Pair(
+        workspace,
+        EngineSpec.of(str(model), outputs=["model.layers.*", "model.layers.*.self_attn.[oq]_proj", "lm_head"]),
+        PairOptions(observer=False, dump=tmp_path / "eager"),
+    )
+    pair.generate(prompts, max_new_tokens=3)
+    pair.close()
+    (tmp_path / "ckpt").mkdir()
+    config = {**config_of(model, "float32").to_dict(), "architecture": "LlamaForCausalLM"}
+    (tmp_path / "ckpt" / "config.json").write_text(json.dumps(config))
+    engine, dump = tmp_path / "engine", tmp_path / "dump"
+    words = ["--checkpoint_dir", str(tmp_path / "ckpt"), "--output_dir", str(engine)]
+    outputs = ["model.layers.*", "model.layers.*.self_attn.o_proj", "model.layers.*.self_attn.q_proj", "lm_head=head"]
+    added = [word for name in outputs for word in ("--add-output", name)]
+    build_command.run([*words, *added])
+    given = [word for row in prompts for word in ("--input-ids", ",".join(map(str, row)))]
+    monkeypatch.setattr(sys, "argv", ["trtllm_run", str(engine), *given, "--steps", "3", "--dump-dir", str(dump)])
+    run_command.main()
+    assert [len(json.loads(line)) for line in capsys.readouterr().out.splitlines()] == [3, 3]
+    assert {f"step{i}.{kind}" for i in range(3) for kind in ("safetensors", "txt")} < {p.name for p in dump.iterdir()}
+    assert "input_ids" in (dump / "step1.txt").read_text()
+    written = json.loads((dump / "names.json").read_text())
+    assert written["padding"]["lengths"] == [3, 5]
+    assert "past_key_value_0" in written["ignore"]
+    assert not {"logits", "input_ids", "head"} & set(written["ignore"])
+    command = ["compare", str(dump), str(tmp_path / "eager" / "reference"), "--name-map", str(dump / "names.json")]
+    result = CliRunner().invoke(application(), [*command, "--ignore-missing", "--json", str(tmp_path / "found.json")])
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "found.json").read_text())
+    sites = {each["site"] for each in found["results"]}
+    assert sites >= {"model.layers.0", "model.layers.1.self_attn.o_proj", "model.layers.0.self_attn.q_proj"}
+    assert sites >= {"lm_head", "output:logits", "input:input_ids"}
+    assert max(each["metrics"]["rel_l2"] for each in found["results"]) < 2e-5
+    # without the map, the error says what is the matter
+    plain = CliRunner().invoke(
+        application(), ["compare", str(dump), str(tmp_path / "eager" / "reference"), "--ignore-missing"]
+    )
+    assert plain.exit_code == 2
+    assert "padding" in plain.output

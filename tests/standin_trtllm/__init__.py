@@ -20,6 +20,8 @@ SIGNATURES = json.loads((Path(__file__).parents[1] / "data" / "trtllm_signatures
 KINDS = {str(kind.name): kind for kind in type(inspect.Parameter.KEYWORD_ONLY)}
 BEHAVIOUR = ("engine", "llama", "runtime", "bindings", "torch_llm")
 FILES = ("builder.py", "network.py", "module.py", "runtime/generation.py", "functional.py", "commands/build.py")
+SEPARATE = ("_tensorrt_engine/__init__.py",)
+"""From 1.0 on ``tensorrt_llm.LLM`` is the PyTorch backend, and that for engines has a package of its own."""
 called: set[str] = set()
 """Dotted names that were called since the set was cleared."""
 
@@ -36,7 +38,7 @@ def write_package(directory: Path, version: str) -> Path:
         file.write_text(f"import standin_trtllm\nstandin_trtllm.fill(globals(), {name!r}, {version!r})\n")
     root = directory / "tensorrt_llm"
     (root / "version.py").write_text(f'__version__ = "{version}"\n')
-    for name in FILES:
+    for name in (*FILES, *(SEPARATE if version[:2] == "1." else ())):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     return root
@@ -95,8 +97,12 @@ def build_class(name: str, entry, members: dict, behind):
     if isinstance(behind, type) and issubclass(behind, PlainEnum):
         return behind
     body = {"__module__": "standin", "standin_name": name}
+    if entry and entry["kind"].startswith("binding_class"):  # compiled: no signature, a property for each argument
+        body |= dict.fromkeys(parameter for parameter, *_ in entry["parameters"] or ())
     if entry and entry["parameters"] and (base is object or "__init__" not in vars(base)):
         body["__init__"] = field_init(name, signature(entry))
+        if not entry["kind"].startswith("binding_class"):
+            body["__signature__"] = signature(entry)
     elif entry and entry["parameters"]:
         body["__init__"] = method(f"{name}.__init__", signature(entry), base.__init__)
     for short, member in members.items():

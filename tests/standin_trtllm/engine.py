@@ -99,6 +99,8 @@ class PluginConfig:
 
 class Builder:
     def build_engine(self, network, builder_config, managed_weights=None):
+        config = builder_config.trt_builder_config
+        config.add_optimization_profile(network.builder.create_optimization_profile())  # upstream does it here, too
         return network.builder.build_serialized_network(network.trt_network, builder_config.trt_builder_config)
 
 
@@ -140,6 +142,8 @@ def parallel_build(
 ):
     """Build every rank, each with its part of the layers."""
     known = importlib.import_module("tensorrt_llm.models").MODEL_MAP
+    if "use_fused_mlp" in kwargs and version_of() <= (0, 14):  # 'disable' is a true string; later nobody reads it
+        build_config.use_fused_mlp = kwargs["use_fused_mlp"]
     for rank in range(model_config.mapping.world_size):
         config = model_config.for_rank(rank)
         chosen = model_cls or known[config.architecture]
@@ -157,6 +161,7 @@ def main() -> None:
         parser.add_argument(flag, default=None)
     parser.add_argument("--max_batch_size", type=int, default=2)
     parser.add_argument("--enable_debug_output", action="store_true")
+    add_fused_mlp(parser)
     arguments = parser.parse_args(sys.argv[1:])
     chosen = None
     if arguments.model_cls_file:
@@ -167,10 +172,27 @@ def main() -> None:
     settings = importlib.import_module("tensorrt_llm.builder").BuildConfig(
         max_batch_size=arguments.max_batch_size, enable_debug_output=arguments.enable_debug_output
     )
-    settings.plugin_config.use_fused_mlp = False
-    if hasattr(settings, "use_fused_mlp"):
-        settings.use_fused_mlp = False
-    parallel_build(config, arguments.checkpoint_dir, settings, arguments.output_dir, model_cls=chosen)
+    kwargs = {"use_fused_mlp": arguments.use_fused_mlp} if version_of() < (1,) else {}
+    if version_of() >= (1,):  # only there the plugin configuration reads the word, and is read
+        settings.plugin_config.use_fused_mlp = arguments.use_fused_mlp == "enable"
+    command = importlib.import_module("tensorrt_llm.commands.build")
+    command.parallel_build(
+        config, arguments.checkpoint_dir, settings, arguments.output_dir, 1, "info", chosen, **kwargs
+    )
+
+
+def version_of() -> tuple:
+    """Return major and minor of the recorded version."""
+    text = importlib.import_module("tensorrt_llm.version").__version__
+    return tuple(int(number) for number in text.split(".")[:2])
+
+
+def add_fused_mlp(parser) -> None:
+    """Add the flag as upstream has it: a switch in 0.12, a word from 0.13 on."""
+    if version_of() < (0, 13):
+        parser.add_argument("--use_fused_mlp", action="store_true")
+    else:
+        parser.add_argument("--use_fused_mlp", choices=["enable", "disable"], default="enable")
 
 
 def get_plugin_info(trt_network, layer_name):

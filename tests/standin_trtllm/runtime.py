@@ -36,6 +36,20 @@ def pack(tensor, real):
     return tensor[real]
 
 
+def bookkeeping(ids, positions, real):
+    """What upstream's debug buffer holds besides: the engine's inputs, packed where they go by token, and its cache."""
+    lengths = real.sum(1).to(torch.int32)
+    return {
+        "input_ids": pack(ids, real).to(torch.int32),
+        "position_ids": pack(positions, real).to(torch.int32),
+        "context_lengths": lengths,
+        "host_request_types": torch.zeros_like(lengths),
+        "last_token_ids": lengths.cumsum(0).to(torch.int32),
+        "past_key_value_0": torch.zeros(len(ids), 2, 2, 4, 16),
+        "present_key_value_0": torch.zeros(len(ids), 2, 2, 4, 16),
+    }
+
+
 class Watcher:
     """Collects the tensors of one forward pass under TensorRT-LLM's names."""
 
@@ -74,6 +88,7 @@ class GenerationSession:
     def __init__(self, model_config, engine_buffer, mapping, debug_mode=False, **kwargs) -> None:
         self.debug_mode = debug_mode
         self.debug_buffer = {}
+        self.debug_tensors = []
         self.dumped = []
 
     def dump_debug_buffers(self, step) -> None:
@@ -97,6 +112,7 @@ class ModelRunner:
         runner.session = importlib.import_module("tensorrt_llm.runtime.generation").GenerationSession(
             None, None, None, debug_mode=debug_mode
         )
+        runner.session.debug_tensors = [name for name in runner.names if name != "logits"]
         return runner
 
     def generate(self, batch_input_ids, stopping_criteria=None, logits_processor=None, **settings):
@@ -132,7 +148,8 @@ class ModelRunner:
         tensors = {"logits": out.logits, **self.watcher.found}
         sources = {name: tensors.get(self.sources[name]["source"]) for name in self.names if name != "logits"}
         self.session.debug_buffer = {
-            name: pack(t, real) for name, t in {**sources, "logits": out.logits}.items() if t is not None
+            **bookkeeping(ids, positions, real),
+            **{name: pack(t, real) for name, t in {**sources, "logits": out.logits}.items() if t is not None},
         }
         return out.logits[:, -1]
 

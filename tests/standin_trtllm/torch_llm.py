@@ -171,7 +171,8 @@ class LLM:
         past = 0
         for _ in range(sampling.max_tokens):
             positions = torch.arange(past, past + len(ids))
-            logits = self.module.forward(ids, positions, sampling.return_context_logits)
+            gathered = sampling.return_context_logits and STYLE.get("gathers", True)
+            logits = self.module.forward(ids, positions, gathered)
             past += len(ids)
             if request.aborted.is_set():
                 return

@@ -2,8 +2,10 @@
 
 import threading
 
-from ditto_core.backends.trtllm import pytorch, session
-from ditto_core.backends.trtllm.handoff import Handoff
+from ditto_core.backends.served import forcing
+from ditto_core.backends.served import session as served
+from ditto_core.backends.served.handoff import Handoff
+from ditto_core.backends.trtllm import session
 
 
 def test_each_thread_waits_for_its_own_work_before_the_other_goes_on():
@@ -36,6 +38,7 @@ def test_with_a_gpu_the_whole_device_is_waited_for(monkeypatch):
     waited = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: waited.append(True))
-    session.settle()
+    forcing.settle()
     assert waited == [True]
-    assert pytorch.settle is session.settle
+    assert served.settle is forcing.settle
+    assert session.settle is forcing.settle

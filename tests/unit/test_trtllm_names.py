@@ -30,6 +30,10 @@ from ditto_core.errors import BackendError, UsageError
         ("transformer.h.3.attn.c_attn", "transformer.layers.3.attention.qkv"),
         ("transformer.h.3.mlp.c_proj", "transformer.layers.3.mlp.proj"),
         ("lm_head", "lm_head"),
+        ("model.layers.3.self_attn.qkv_proj", "transformer.layers.3.attention.qkv"),
+        ("model.layers.3.mlp.gate_up_proj", "transformer.layers.3.mlp.fc[1,0]"),
+        ("model.layers.3.mlp.gate", "transformer.layers.3.mlp.router"),
+        ("model.layers.3.block_sparse_moe.gate", "transformer.layers.3.mlp.router"),
     ],
 )
 def test_site_has_its_place_in_an_engine(site, value):
@@ -62,6 +66,7 @@ def test_a_module_has_its_names_in_every_family():
     assert list(names.sites("transformer.layers.7.mlp.fc")) == [
         "model.layers.7.mlp.gate_proj",
         "transformer.h.7.mlp.c_fc",
+        "model.layers.7.mlp.gate_up_proj",
     ]
     assert list(names.sites("something.else")) == []
 
@@ -84,7 +89,9 @@ def test_the_name_map_of_a_dump_renames_and_cuts_the_joint_projection():
 
 
 def test_an_unknown_family_names_the_nearest():
-    with pytest.raises(UsageError, match="unknown family 'lama', expected llama, gpt2, pytorch; did you mean 'llama'"):
+    with pytest.raises(
+        UsageError, match="unknown family 'lama', expected llama, gpt2, phi3, pytorch; did you mean 'llama'"
+    ):
         names.name_map("lama", 1, 1, [])
 
 
@@ -162,9 +169,103 @@ def test_release_numbers(text, numbers):
 
 
 def test_a_name_of_an_engine_is_the_sites_of_either_family_and_a_joint_one_is_none():
-    assert names.same("transformer.layers.3.mlp") == ("model.layers.3.mlp", "transformer.h.3.mlp")
+    assert names.same("transformer.layers.3.mlp") == (
+        "model.layers.3.mlp",
+        "transformer.h.3.mlp",
+        "model.layers.3.block_sparse_moe",
+    )
     assert names.same("transformer.layers.3.attention.dense:in")[0] == "model.layers.3.self_attn.o_proj:in"
-    assert names.same("transformer.layers.3.attention.qkv") == ("transformer.h.3.attn.c_attn",)
+    assert names.same("transformer.layers.3.attention.qkv") == (
+        "transformer.h.3.attn.c_attn",
+        "model.layers.3.self_attn.qkv_proj",
+    )
     assert names.same("model.norm") == ("model.norm",)
     assert names.same("transformer.ln_f") == ("transformer.ln_f", "model.norm")
     assert names.same("anything.else") == ()
+
+
+def test_the_halves_of_phi3s_joint_projection_are_put_in_the_order_of_hugging_face():
+    # the converter writes [up | gate], Hugging Face computes [gate | up]
+    engine = torch.tensor([[30.0, 40.0, 1.0, 2.0]])
+    assert Place.parse("transformer.layers.0.mlp.fc[1,0]").cut(engine, (1, 1, 1)).tolist() == [[1, 2, 30, 40]]
+    found = NameMap.from_json(names.name_map("phi3", 4, 4, ["transformer.layers.3.mlp.fc"]))
+    sides = [
+        {name: entry.take(tensor).tolist() for name, entry in found.entries([source]).items()}
+        for source, tensor in (
+            ("transformer.layers.3.mlp.fc", engine),
+            ("model.layers.3.mlp.gate_up_proj", torch.tensor([[1.0, 2.0, 30.0, 40.0]])),
+        )
+    ]
+    assert sides[0] == sides[1]
+    assert sides[0]["model.layers.3.mlp.gate_up_proj.up"] == [[30, 40]]
+
+
+def test_gemma3s_embedding_is_not_hugging_faces_which_scales():
+    name = "transformer.vocab_embedding"
+    assert names.same(name, "Gemma3ForCausalLM") == ()
+    assert names.same(name, "Gemma2ForCausalLM")[0] == "model.embed_tokens"
+    assert names.comparable(name, "LlamaForCausalLM")
+    assert not names.comparable(name, "Gemma3ForCausalLM")
+    assert names.comparable(f"{name}:in", "Gemma3ForCausalLM")
+
+
+def test_norms_of_heads_have_no_partner_by_name_since_families_lay_them_out_differently():
+    assert names.same("transformer.layers.3.attention.q_layernorm", "Qwen3ForCausalLM") == ()
+    assert not names.comparable("transformer.layers.3.attention.k_layernorm", "Qwen3ForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family"),
+    [("GPT2LMHeadModel", "gpt2"), ("Phi3ForCausalLM", "phi3"), ("Gemma3ForCausalLM", "llama"), ("", "llama")],
+)
+def test_the_architecture_chooses_the_names(architecture, family):
+    assert names.family_of(architecture) == family
+
+
+def test_an_alias_has_the_rules_of_what_it_holds():
+    assert names.alias_map("llama", 4, 2, "mine", "transformer.layers.3.mlp") == {
+        "names": {"mine": "model.layers.3.mlp"},
+        "split": [],
+    }
+    joint = names.alias_map("llama", 4, 2, "joint", "transformer.layers.3.attention.qkv")["split"]
+    assert [(rule["from"], rule["to"][0], rule["sizes"]) for rule in joint] == [
+        ("joint", "model.layers.3.self_attn.q_proj", [4, 2, 2])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "engines", "pytorch"),
+    [
+        (("_torch/__init__.py",), True, False),  # 0.17 to 0.21: a prototype beside the engines
+        (("_torch/__init__.py", "_tensorrt_engine/__init__.py"), True, True),  # 1.0 to 1.2.1
+    ],
+)
+def test_the_files_tell_which_backend_llm_is_whatever_the_version_says(tmp_path, monkeypatch, files, engines, pytorch):
+    package(tmp_path, "0.99", *detect.ENGINE_FILES, *files)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = detect.find()
+    assert (found.engines, found.pytorch) == (engines, pytorch)
+
+
+def test_an_installation_without_tensorrt_does_not_run(tmp_path, monkeypatch):
+    from ditto_core.backends.trtllm import TrtllmBackend
+    from ditto_core.cli import doctor
+
+    package(tmp_path, "0.16.0", *detect.ENGINE_FILES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(detect, "installed", lambda name: "")
+    with pytest.raises(BackendError, match="tensorrt itself is not installed"):
+        TrtllmBackend().check_runs()
+    assert doctor.state(TrtllmBackend()).startswith("does not run here (tensorrt_llm 0.16.0;")
+    monkeypatch.setattr(detect, "installed", lambda name: "10.7")
+    assert doctor.state(TrtllmBackend()).startswith("ok (tensorrt_llm 0.16.0")
+
+
+def test_a_backend_whose_module_misses_a_package_is_a_line_of_the_report_and_not_its_end(monkeypatch):
+    from ditto_core.cli import doctor
+
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for name in [n for n in sys.modules if n in ("ditto_core.backends.openvino", "ditto_core.backends.onnx_file")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert str(doctor.loaded("openvino")).startswith("no: ")
+    assert doctor.loaded("trtllm").name == "trtllm"

@@ -1,7 +1,7 @@
 """What a person reads about a build: the final network as text, the fields of its plugins, the builder's configuration.
 
 Upstream hands neither the final network nor TensorRT's builder configuration to anybody but ``Builder.build_engine``,
-and there is no hook: that one method is wrapped, for one call, and put back.
+and there is no hook: that one method is wrapped, for one call or until the build ends, and put back.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import json
 import keyword
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ditto_core.backends.trtllm import calls
-from ditto_core.backends.trtllm.taps import LINE_NUMBER
+from ditto_core.backends.trtllm.marking import LINE_NUMBER
 
+BUILD_ENGINE = "tensorrt_llm.builder.Builder.build_engine"
 NETWORK_FILE = "trt_network_def.py"
 CONFIG_FILE = "builder_config.json"
 PLUGIN_FOLDER = "plugins"
@@ -25,21 +27,32 @@ Fields = Callable[[str], Mapping[str, Any] | None]
 """Returns the fields of the plugin of a layer, or None when the layer is no plugin."""
 
 
+def builder_kept() -> AbstractContextManager[None]:
+    """Put the builder back as it was, however a build ends."""
+    return calls.restored(BUILD_ENGINE)
+
+
 def watch_build_engine(directory: Path) -> None:
-    """Write the artifacts of the next engine that is built in this process."""
+    """Write the artifacts of the next engine that is built in this process.
+
+    The builder's configuration is written after the engine: upstream adds the profiles while it builds.
+    """
     builder = calls.attribute("tensorrt_llm.builder.Builder")
-    original = calls.attribute("tensorrt_llm.builder.Builder.build_engine")
+    original = calls.attribute(BUILD_ENGINE)
 
     def build_engine(self: Any, network: Any, builder_config: Any, *args: Any, **kwargs: Any) -> Any:
         builder.build_engine = original
-        write_artifacts(directory, network, builder_config)
-        return original(self, network, builder_config, *args, **kwargs)
+        write_network(directory, network)
+        try:
+            return original(self, network, builder_config, *args, **kwargs)
+        finally:
+            write_config(directory, builder_config)
 
     builder.build_engine = build_engine
 
 
-def write_artifacts(directory: Path, network: Any, builder_config: Any) -> None:
-    """Write ``trt_network_def.py``, ``plugins/*.json`` and ``builder_config.json``."""
+def write_network(directory: Path, network: Any) -> None:
+    """Write ``trt_network_def.py`` and ``plugins/*.json``."""
     directory.mkdir(parents=True, exist_ok=True)
 
     def fields(layer_name: str) -> Mapping[str, Any] | None:
@@ -49,6 +62,10 @@ def write_artifacts(directory: Path, network: Any, builder_config: Any) -> None:
     definition = network.trt_network
     (directory / NETWORK_FILE).write_text("\n".join(readable(definition, fields)) + "\n")
     write_plugins(directory / PLUGIN_FOLDER, definition, fields)
+
+
+def write_config(directory: Path, builder_config: Any) -> None:
+    """Write ``builder_config.json``."""
     config = getattr(builder_config, "trt_builder_config", None)
     (directory / CONFIG_FILE).write_text(json.dumps(plain_attributes(config), indent=1) + "\n")
 

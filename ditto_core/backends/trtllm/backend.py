@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest
+from ditto_core.backends.served.place import Place
+from ditto_core.backends.served.source import model_directory, resolve_model
 from ditto_core.backends.trtllm import detect, names
+from ditto_core.backends.trtllm.plan import RAW
 from ditto_core.backends.trtllm.trtllm_options import TrtllmOptions
-from ditto_core.errors import BackendError, UsageError
+from ditto_core.errors import BackendError
 from ditto_core.session import Session
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ShapeProfile
@@ -21,8 +24,6 @@ if TYPE_CHECKING:
 TARGET = "ditto_core.backends.trtllm.build:build_engine"
 BUILD_LOG = "build.log"
 MANIFEST = "trtllm.json"
-MODEL_FOLDER = "model"
-RAW = "trt:"
 TORCH_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16"}
 
 
@@ -50,6 +51,12 @@ class TrtllmBackend:
                 f"{detect.PACKAGE} {found.version} has no PyTorch backend that is known, 1.0 and later have"
             )
 
+    def check_runs(self) -> None:
+        """Raise when neither of its backends is whole here: engines need the package tensorrt, too."""
+        found = detect.require()
+        if not (found.pytorch or (found.engines and detect.installed("tensorrt"))):
+            raise BackendError("; ".join(detect.problems(found)))
+
     def versions(self) -> dict[str, str]:
         """Versions of TensorRT-LLM and of what it builds with."""
         found = detect.require()
@@ -67,17 +74,17 @@ class TrtllmBackend:
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Build the engine; for the PyTorch backend, which builds none, note the model. Factories are saved first."""
-        from ditto_core.backends.trtllm.build import engine_config, interleaved
+        from ditto_core.backends.trtllm.build import engine_config
 
         options = TrtllmOptions.of(request.spec)
-        model = model_directory(request.spec, request.directory)
+        model = model_directory(request.spec, request.directory, self.name)
         engine = choose(options, detect.require())
         (request.directory / MANIFEST).write_text(json.dumps({"engine": engine, "model": model}) + "\n")
         if engine == "pytorch":
             return torch_report(request.taps)
         wanted, refused = requested(request.taps)
         report = run_build(request, options, model, {each.name: each.alias for each in wanted})
-        taps, missing = delivered(wanted, report, interleaved(engine_config(request.directory)["pretrained_config"]))
+        taps, missing = delivered(wanted, report, engine_config(request.directory)["pretrained_config"])
         return BuildReport(taps, refused | missing, {"outputs": len(report["outputs"]), "builder": options.builder})
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Session:
@@ -98,33 +105,6 @@ def choose(options: TrtllmOptions, found: detect.Installation) -> str:
     return options.engine or ("tensorrt" if found.engines else "pytorch")
 
 
-def model_directory(spec: EngineSpec, directory: Path) -> str:
-    """Return a Hugging Face directory of the model. A factory's module is saved beside the engine.
-
-    TensorRT-LLM also takes a module in memory, but not in 0.12 and 0.13, and later only with its converter off.
-    """
-    from ditto_core.model.checkpoint import is_gguf, locate
-    from ditto_core.model.loading import load_model
-
-    if spec.model.factory is None:
-        found = locate(spec.model)
-        if is_gguf(found):
-            raise UsageError(f"trtllm reads no GGUF: save {spec.model.label} as safetensors first")
-        return str(found)
-    loaded = load_model(spec.model)
-    if not loaded.decoder:
-        raise BackendError(f"trtllm runs decoders, {spec.model.label} is none")
-    folder = directory / MODEL_FOLDER
-    module: Any = loaded.module
-    module.save_pretrained(folder)
-    return MODEL_FOLDER
-
-
-def resolve_model(model: str, directory: Path) -> str:
-    """Return the directory of a model that may lie beside the engine."""
-    return str(directory / MODEL_FOLDER) if model == MODEL_FOLDER else model
-
-
 def torch_report(taps: tuple[Tap, ...]) -> BuildReport:
     """Return what the PyTorch backend can show."""
     places = {tap.site: names.torch_place(origin(tap)) for tap in taps}
@@ -140,7 +120,7 @@ class Request:
     tap: Tap
     name: str
     alias: str = ""
-    place: names.Place | None = None
+    place: Place | None = None
 
 
 def origin(tap: Tap) -> str:
@@ -148,10 +128,10 @@ def origin(tap: Tap) -> str:
     return tap.site if tap.fx_node else tap.value
 
 
-def with_sites(tap: Tap, tensor: str) -> Tap:
+def with_sites(tap: Tap, tensor: str, architecture: str = "") -> Tap:
     """Return a tap of TensorRT-LLM's own name with the sites that it is, by which a reference finds it."""
-    found = tuple(site for site in names.same(tensor) if site != tap.site)
-    return replace(tap, aliases=found, axes=("batch", "length", "")) if found else tap
+    found = tuple(site for site in names.same(tensor, architecture) if site != tap.site)
+    return replace(tap, aliases=found, axes=("batch", "length", "") if found else ())
 
 
 def requested(taps: tuple[Tap, ...]) -> tuple[list[Request], dict[str, str]]:
@@ -202,19 +182,33 @@ def sizes(profile: ShapeProfile) -> dict[str, int]:
     return {"batch": profile.batch.max, "prompt": profile.length.max, "sequence": sequence}
 
 
+def unfit(request: Request, config: Mapping[str, Any]) -> str:
+    """Say why a site cannot be had from the tensor of its place, by an engine's ``pretrained_config``."""
+    from ditto_core.backends.trtllm.build import interleaved
+
+    place, axes = request.place, request.tap.axes
+    if place is None:
+        return ""
+    if place.parts > 1 and interleaved(config):
+        return f"the engine interleaves it head by head: tap 'trt:{request.name}' as a whole"
+    if names.HEADWISE.search(place.module) and not place.port and axes and "length" not in axes:
+        return "it has as many heads as the sample prompt has tokens, so that its layout cannot be told"
+    return names.unlike(place.module, place.port, config.get("architecture", ""))
+
+
 def delivered(
-    wanted: list[Request], report: Mapping[str, Any], headwise: bool
+    wanted: list[Request], report: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[tuple[Tap, ...], dict[str, str]]:
     """Return the taps that the engine shows, by the tensors that hold them, and a reason for each that is missing.
 
-    ``headwise``: the joint projection is interleaved, so that its parts cannot be cut out.
+    ``config`` is the engine's ``pretrained_config``.
     """
     shown: list[Tap] = []
     refused: dict[str, str] = {}
     for request in wanted:
         hits = [name for name, found in report["outputs"].items() if request.name in found["requests"]]
-        if headwise and request.place is not None and request.place.parts > 1:
-            refused[request.tap.site] = f"the engine interleaves it head by head: tap 'trt:{request.name}' as a whole"
+        if why := unfit(request, config):
+            refused[request.tap.site] = why
             continue
         if not hits:
             refused[request.tap.site] = report["refused"].get(request.name, "the build did not mark it")
@@ -223,5 +217,7 @@ def delivered(
             dtype = TORCH_DTYPES.get(report["outputs"][hit]["dtype"], request.tap.dtype)
             value = request.place.value if request.place else hit
             tap = replace(request.tap, site=site, value=value, dtype=dtype)
-            shown.append(tap if tap.fx_node else with_sites(tap, report["outputs"][hit]["source"]))
+            if not tap.fx_node:
+                tap = with_sites(tap, report["outputs"][hit]["source"], config.get("architecture", ""))
+            shown.append(tap)
     return tuple(shown), refused

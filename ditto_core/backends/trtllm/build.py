@@ -6,17 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ditto_core.backends.trtllm import calls, detect
-from ditto_core.backends.trtllm.artifacts import watch_build_engine
+from ditto_core.backends.trtllm.artifacts import builder_kept, watch_build_engine
+from ditto_core.backends.trtllm.plan import Plan, Report
 from ditto_core.backends.trtllm.tapped import TappedModel
-from ditto_core.backends.trtllm.taps import Plan, Report, observe
+from ditto_core.backends.trtllm.taps import observe
 from ditto_core.errors import BackendError, BuildError
+from ditto_core.system.environment import environment
 
 TIMING_CACHE = "model.cache"
 REPORT_FOLDER = "ditto"
@@ -35,7 +36,7 @@ class Sizes:
 class Order:
     """A build, in JSON-ready values: it is sent to a child process.
 
-    ``model`` is a Hugging Face directory; ``outputs`` are as in :class:`~ditto_core.backends.trtllm.taps.Plan`.
+    ``model`` is a Hugging Face directory; ``outputs`` are as in :class:`~ditto_core.backends.trtllm.plan.Plan`.
     ``build`` and ``plugin`` set fields of ``BuildConfig`` and of its plugin configuration.
     """
 
@@ -55,7 +56,11 @@ class Order:
     def plan(self) -> Plan:
         """The taps of this build."""
         return Plan(
-            self.outputs, strict=False, report=str(Path(self.directory) / REPORT_FOLDER), artifacts=self.artifacts
+            self.outputs,
+            strict=False,
+            report=str(Path(self.directory) / REPORT_FOLDER),
+            artifacts=self.artifacts,
+            registered=bool(self.build.get("enable_debug_output")),
         )
 
 
@@ -72,9 +77,10 @@ def build_engine(**order: Any) -> dict[str, Any]:
 def build_in_memory(order: Order) -> None:
     """Load a Hugging Face directory into TensorRT-LLM's model, observe it, build."""
     model = calls.FROM_HUGGING_FACE(hf_model_or_dir=order.model, dtype=order.dtype)
-    if order.artifacts:
-        watch_build_engine(Path(order.artifacts))
-    engine = calls.BUILD(observe(model, order.plan), build_config(order))
+    with builder_kept():
+        if order.artifacts:
+            watch_build_engine(Path(order.artifacts))
+        engine = calls.BUILD(observe(model, order.plan), build_config(order))
     if engine is None:
         raise BuildError("TensorRT-LLM returned no engine, see its log above")
     calls.SAVE(engine, order.directory)
@@ -83,7 +89,7 @@ def build_in_memory(order: Order) -> None:
 def build_from_checkpoint(order: Order) -> None:
     """Follow trtllm-build's own chain of calls, with our model class in the place that it offers."""
     config = calls.CHECKPOINT_CONFIG(str(Path(order.checkpoint) / "config.json"))
-    with environment(order.plan.to_env()):
+    with environment(order.plan.to_env()), builder_kept():
         calls.PARALLEL_BUILD(
             model_config=config,
             ckpt_dir=order.checkpoint,
@@ -123,7 +129,8 @@ def build_config(order: Order) -> Any:
     """Make the build configuration: everything observable, nothing fused that hides a tensor.
 
     Logits of all prompt tokens, a continuous cache (the Python runtime's paged one is experimental), gate and up
-    projections apart.
+    projections apart. What a model registered itself is not marked by upstream's debug switch: encoder-decoders would
+    get outputs that nobody asked for.
     """
     sizes = Sizes(**order.sizes)
     version = detect.require().version
@@ -134,7 +141,6 @@ def build_config(order: Order) -> Any:
         max_seq_len=sizes.sequence,
         max_num_tokens=sizes.batch * sizes.prompt,
         gather_context_logits=True,
-        enable_debug_output=True,
         strongly_typed=True,
         profiling_verbosity="detailed",
         output_timing_cache=str(Path(order.directory) / TIMING_CACHE),
@@ -156,21 +162,6 @@ def set_fields(target: Any, values: Mapping[str, Any]) -> None:
         setattr(target, name, value)
 
 
-@contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables and put them back."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def engine_config(directory: Path) -> dict[str, Any]:
     """Read an engine's ``config.json``. Raises :class:`BuildError` when it is not one of TensorRT-LLM's."""
     try:
@@ -187,7 +178,7 @@ def interleaved(config: Mapping[str, Any]) -> bool:
 
     So it does in the attention layer of 1.3.0rc3 when queries and keys are normalized and of equal number.
     """
-    heads = config["num_attention_heads"]
+    heads = config.get("num_attention_heads")
     return bool(config.get("qk_layernorm")) and (config.get("num_key_value_heads") or heads) == heads
 
 

@@ -1,6 +1,7 @@
 """``python -m ditto_core.trtllm_build``: trtllm-build with extra outputs and readable by-products.
 
-Every flag of trtllm-build is passed on as it is; these are added:
+Every flag of trtllm-build is passed on as it is, and ``--use_fused_mlp disable`` is made to work where upstream takes
+the word for true (0.13 to 0.17). These are added:
 
 ``--add-output NAME[=ALIAS]``  a module (``transformer.layers.3.mlp``), a site (``model.layers.*.mlp``), a registered
                                output, or a layer of the network; repeatable. ``TRTLLM_ADD_OUTPUT`` (JSON, name ->
@@ -8,23 +9,30 @@ Every flag of trtllm-build is passed on as it is; these are added:
 ``--artifacts-dir DIR``        write ``trt_network_def.py``, ``plugins/*.json`` and ``builder_config.json`` there (or
                                set ``DEBUG_ARTIFACTS_DIR``).
 
-The model class is handed to trtllm-build through its own ``--model_cls_file``; nothing of it is replaced.
+The model class is handed to trtllm-build through its own ``--model_cls_file``. ``parallel_build`` is wrapped for the
+one call: nothing else of trtllm-build sees its build configuration before the MLPs are fused.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from ditto_core.backends.trtllm import calls, detect
-from ditto_core.backends.trtllm.build import REPORT_FOLDER, environment
+from ditto_core.backends.trtllm.artifacts import builder_kept
+from ditto_core.backends.trtllm.build import REPORT_FOLDER
+from ditto_core.backends.trtllm.plan import ADD_OUTPUT_VARIABLE, Plan, parse_add_output
 from ditto_core.backends.trtllm.tapped import HOOK_CLASS, HOOK_FILE
-from ditto_core.backends.trtllm.taps import ADD_OUTPUT_VARIABLE, Plan, parse_add_output
 from ditto_core.errors import BackendError, DittoError, UsageError
+from ditto_core.system.environment import environment
 
+PARALLEL_BUILD = "tensorrt_llm.commands.build.parallel_build"
 ARTIFACTS_VARIABLE = "DEBUG_ARTIFACTS_DIR"
 
 
@@ -48,9 +56,9 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, list[str]]:
         report=str(Path(output_dir).resolve() / REPORT_FOLDER),
         artifacts=str(Path(known.artifacts_dir).resolve()) if known.artifacts_dir else "",
         model_class=(str(Path(known.model_cls_file).resolve()) if known.model_cls_file else "", known.model_cls_name),
+        registered="--enable_debug_output" in rest,
     )
-    rest += ["--model_cls_file", str(HOOK_FILE), "--model_cls_name", HOOK_CLASS]
-    return plan, rest if "--enable_debug_output" in rest else [*rest, "--enable_debug_output"]
+    return plan, [*rest, "--model_cls_file", str(HOOK_FILE), "--model_cls_name", HOOK_CLASS]
 
 
 def split_alias(text: str) -> tuple[str, str]:
@@ -78,10 +86,29 @@ def run(arguments: Sequence[str]) -> None:
     before = sys.argv
     sys.argv = ["trtllm-build", *rest]
     try:
-        with environment(plan.to_env()):
+        with environment(plan.to_env()), builder_kept(), fused_mlp(option(rest, "--use_fused_mlp")):
             calls.TRTLLM_BUILD_MAIN()
     finally:
         sys.argv = before
+
+
+def fused_mlp(word: str) -> AbstractContextManager[None]:
+    """Make ``--use_fused_mlp disable`` effective in the build configuration that trtllm-build hands on."""
+    return calls.restored(PARALLEL_BUILD, unfused) if word == "disable" else nullcontext()
+
+
+def unfused(original: Callable[..., None]) -> Callable[..., None]:
+    """Return ``parallel_build`` with the fusing of MLPs off, wherever a version keeps the field."""
+
+    @functools.wraps(original)
+    def parallel_build(model_config: Any, ckpt_dir: Any, build_config: Any, *args: Any, **kwargs: Any) -> None:
+        for target in (build_config, build_config.plugin_config):
+            if hasattr(target, "use_fused_mlp"):
+                target.use_fused_mlp = False
+        kwargs |= {"use_fused_mlp": False} if "use_fused_mlp" in kwargs else {}
+        original(model_config, ckpt_dir, build_config, *args, **kwargs)
+
+    return parallel_build
 
 
 def main() -> None:

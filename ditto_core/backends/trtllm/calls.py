@@ -7,7 +7,9 @@ declared. So the contract tests, which bind each entry against the recorded sign
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +24,8 @@ class Call:
     """A function, class or method by its dotted name.
 
     ``keywords`` are passed by name wherever they exist: a value is the first version that has the keyword, or a pair of
-    the first and the first that has it no more. ``positional`` are the names of arguments passed by position.
+    the first and the first that has it no more; the installed class is asked first (:meth:`takes`).
+    ``positional`` are the names of arguments passed by position.
     ``since`` and ``until`` (exclusive) bound the versions in which the adapter uses it. A ``method`` is called on an
     instance. ``fields`` are classes to whose fields keywords are passed on.
     """
@@ -51,18 +54,8 @@ class Call:
 
     def resolve(self) -> Any:
         """Import the object. Raises :class:`BackendError` when the installed version does not have it."""
-        module, _, rest = self.name.rpartition(".")
         try:
-            return getattr(importlib.import_module(module), rest)
-        except ModuleNotFoundError:
-            parent, _, owner = module.rpartition(".")
-            with_class = parent and owner[:1].isupper()
-            if not with_class:
-                raise missing(self.name) from None
-        except AttributeError:
-            raise missing(self.name) from None
-        try:
-            return getattr(getattr(importlib.import_module(parent), owner), rest)
+            return getattr(owner_of(self.name), self.name.rpartition(".")[2])
         except (ModuleNotFoundError, AttributeError):
             raise missing(self.name) from None
 
@@ -70,9 +63,70 @@ class Call:
         """Tell whether the adapter uses it in a version."""
         return release(self.since) <= release(version) < release(self.until)
 
+    def takes(self, version: str, keyword: str) -> bool:
+        """Tell whether it takes a keyword: what is installed is asked, and where it does not tell, its version counts.
+
+        A keyword that is passed on to ``fields`` is asked of those classes.
+        """
+        found = [told for name in (self.name, *self.fields) if (told := accepted(name))]
+        if any(told & self.keywords.keys() for told in found):
+            return any(keyword in told for told in found)
+        return within(self.keywords[keyword], version)
+
     def available(self, version: str, **kwargs: Any) -> dict[str, Any]:
-        """Return those of the keyword arguments that a version has."""
-        return {key: value for key, value in kwargs.items() if within(self.keywords[key], version)}
+        """Return those of the keyword arguments that the installed version takes."""
+        return {key: value for key, value in kwargs.items() if self.takes(version, key)}
+
+    @property
+    def exists(self) -> bool:
+        """Tell whether what is installed has the name."""
+        try:
+            return self.resolve() is not None
+        except BackendError:
+            return False
+
+
+def owner_of(name: str) -> Any:
+    """Import the module or class in which a dotted name is defined."""
+    path = name.rpartition(".")[0]
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, owner = path.rpartition(".")
+        if not (module and owner[:1].isupper()):
+            raise
+        return getattr(importlib.import_module(module), owner)
+
+
+@contextmanager
+def restored(name: str, replacement: Callable[[Any], Any] | None = None) -> Iterator[None]:
+    """Put an attribute that :data:`ATTRIBUTES` declares back as it was; ``replacement`` makes what stands there."""
+    original, owner, last = attribute(name), owner_of(name), name.rpartition(".")[2]
+    if replacement is not None:
+        setattr(owner, last, replacement(original))
+    try:
+        yield
+    finally:
+        setattr(owner, last, original)
+
+
+def accepted(name: str) -> frozenset[str]:
+    """Return the names that a function or class takes as keywords; none when it is not installed or does not tell.
+
+    A compiled class has no signature, but a property for each argument of its constructor.
+    """
+    try:
+        target = Call(name).resolve()
+    except (BackendError, ImportError):
+        return frozenset()
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = frozenset(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+    if named or not isinstance(target, type):
+        return named
+    return frozenset(each for each in dir(target) if not each.startswith("_"))
 
 
 def attribute(name: str) -> Any:
@@ -120,8 +174,8 @@ BUILD_CONFIG = Call(
     "tensorrt_llm.builder.BuildConfig",
     {
         **always("max_input_len", "max_seq_len", "max_batch_size", "max_num_tokens", "gather_context_logits"),
-        **always("enable_debug_output", "strongly_typed", "profiling_verbosity", "output_timing_cache"),
-        "use_fused_mlp": (FIRST, "1.3.0"),
+        **always("strongly_typed", "profiling_verbosity", "output_timing_cache"),
+        "use_fused_mlp": (FIRST, "0.18.0"),
     },
 )
 BUILD = Call("tensorrt_llm.builder.build", positional=("model", "build_config"))
@@ -143,16 +197,17 @@ RUNNER_GENERATE = Call(
 )
 
 # Running engines: the C++ executor
-DEBUG_CONFIG_013 = Call(
-    "tensorrt_llm.bindings.executor.DebugConfig",
-    always("dump_input_tensors", "dump_output_tensors", "debug_tensor_names"),
-    since="0.13.0",
-    until="0.14.0",
-)
 DEBUG_CONFIG = Call(
     "tensorrt_llm.bindings.executor.DebugConfig",
-    always("debug_input_tensors", "debug_output_tensors", "debug_tensor_names", "debug_tensors_max_iterations"),
-    since="0.14.0",
+    {
+        "dump_input_tensors": ("0.13.0", "0.14.0"),
+        "dump_output_tensors": ("0.13.0", "0.14.0"),
+        "debug_input_tensors": "0.14.0",
+        "debug_output_tensors": "0.14.0",
+        "debug_tensor_names": FIRST,
+        "debug_tensors_max_iterations": "0.14.0",
+    },
+    since="0.13.0",
 )
 ADDITIONAL_OUTPUT = Call(
     "tensorrt_llm.bindings.executor.AdditionalModelOutput", always("name", "gather_context"), since="0.17.0"
@@ -193,7 +248,8 @@ LLM = Call(
     always(
         *("model", "dtype", "cuda_graph_config", "disable_overlap_scheduler", "kv_cache_config", "max_batch_size"),
         *("max_seq_len", "max_num_tokens", "skip_tokenizer_init", "attn_backend"),
-    ),
+    )
+    | {"enable_trtllm_sampler": ("1.0.0", "1.1.0")},
     since="1.0.0",
     fields=(
         "tensorrt_llm.llmapi.llm.BaseLLM.__init__",
@@ -227,10 +283,12 @@ ATTRIBUTES: Mapping[str, str] = {
     "tensorrt_llm.functional.Tensor.trt_tensor": FIRST,
     "tensorrt_llm.builder.Builder": FIRST,
     "tensorrt_llm.builder.Builder.build_engine": FIRST,  # wrapped for one call when artifacts are wanted
+    "tensorrt_llm.commands.build.parallel_build": FIRST,  # wrapped for one call when fused MLPs are switched off
     "tensorrt_llm.models.MODEL_MAP": FIRST,
     "tensorrt_llm.models.modeling_utils.DecoderLayerList.layer_list": FIRST,
     "tensorrt_llm.runtime.model_runner.ModelRunner.session": FIRST,
     "tensorrt_llm.runtime.generation.GenerationSession.debug_buffer": FIRST,
+    "tensorrt_llm.runtime.generation.GenerationSession.debug_tensors": FIRST,
     "tensorrt_llm.runtime.generation.GenerationSession.dump_debug_buffers": FIRST,  # replaced on the instance
     "tensorrt_llm.bindings.executor.ModelType.DECODER_ONLY": FIRST,
     "tensorrt_llm.bindings.executor.Response.result": FIRST,

@@ -49,8 +49,12 @@ class Installation:
 
     @property
     def pytorch(self) -> bool:
-        """Tell whether ``tensorrt_llm.LLM`` is the PyTorch backend, as it is from 1.0 on."""
-        return (self.root / "_torch").is_dir() and self.numbers >= (1, 0)
+        """Tell whether ``tensorrt_llm.LLM`` is the PyTorch backend: from 1.0 on, that for engines has its own package.
+
+        Where engines are gone it is the only one.
+        """
+        apart = (self.root / "_tensorrt_engine").is_dir()
+        return (self.root / "_torch").is_dir() and (apart or not self.engines)
 
     @property
     def label(self) -> str:

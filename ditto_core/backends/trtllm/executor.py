@@ -12,7 +12,6 @@ from ditto_core.backends.trtllm import calls, detect
 from ditto_core.errors import BackendError
 
 DECODER_ONLY = "tensorrt_llm.bindings.executor.ModelType.DECODER_ONLY"
-PER_OUTPUT = (0, 19, 0)
 
 
 def debug_config(version: str, names: Sequence[str], iterations: int) -> Any:
@@ -21,24 +20,26 @@ def debug_config(version: str, names: Sequence[str], iterations: int) -> Any:
     From 0.14 on it keeps the last ``iterations`` in memory; 0.13 writes files, see :func:`files_only`.
     Raises :class:`BackendError` for 0.12, which has none.
     """
-    wanted, everything = list(names), not names
-    if calls.DEBUG_CONFIG.applies(version):
-        return calls.DEBUG_CONFIG(
-            debug_input_tensors=False,
-            debug_output_tensors=everything,
-            debug_tensor_names=wanted,
-            debug_tensors_max_iterations=iterations,
+    if not calls.DEBUG_CONFIG.exists:
+        raise BackendError(
+            f"the executor of TensorRT-LLM {version} shows no tensors (0.13 does): use the Python runtime"
         )
-    if calls.DEBUG_CONFIG_013.applies(version):
-        return calls.DEBUG_CONFIG_013(
-            dump_input_tensors=False, dump_output_tensors=everything, debug_tensor_names=wanted
-        )
-    raise BackendError(f"the executor of TensorRT-LLM {version} shows no tensors (0.13 does): use the Python runtime")
+    everything = not names
+    wanted = calls.DEBUG_CONFIG.available(
+        version,
+        debug_input_tensors=False,
+        debug_output_tensors=everything,
+        dump_input_tensors=False,
+        dump_output_tensors=everything,
+        debug_tensor_names=list(names),
+        debug_tensors_max_iterations=iterations,
+    )
+    return calls.DEBUG_CONFIG(**wanted)
 
 
 def files_only(version: str) -> bool:
     """Tell whether a version can only write debug tensors to ``tllm_debug`` in the temporary directory."""
-    return calls.DEBUG_CONFIG_013.applies(version)
+    return not calls.DEBUG_CONFIG.takes(version, "debug_tensors_max_iterations")
 
 
 def additional(version: str, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -49,12 +50,11 @@ def additional(version: str, names: Sequence[str]) -> tuple[dict[str, Any], dict
     """
     if not names:
         return {}, {}
-    if not calls.ADDITIONAL_OUTPUT.applies(version):
+    if not calls.ADDITIONAL_OUTPUT.exists:
         raise BackendError(f"TensorRT-LLM {version} has no additional outputs (0.17 has): ask for debug tensors")
     objects = [calls.ADDITIONAL_OUTPUT(name=name, gather_context=True) for name in names]
-    if detect.release(version) >= PER_OUTPUT:
-        return {"additional_model_outputs": objects}, {"additional_model_outputs": objects}
-    return {"additional_output_names": list(names)}, {"additional_model_outputs": objects}
+    both = {"additional_model_outputs": objects, "additional_output_names": list(names)}
+    return calls.EXECUTOR_CONFIG.available(version, **both), {"additional_model_outputs": objects}
 
 
 class ExecutorRun:

@@ -10,18 +10,15 @@ from typing import Any
 import torch
 
 from ditto_core.backends.packing import new_tokens, prompts, to_rows
+from ditto_core.backends.served.forcing import LOGITS, NO_END, device, laid_out, one_hot, settle
+from ditto_core.backends.served.handoff import Handoff
+from ditto_core.backends.served.place import Place
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.build import engine_config, ranks
-from ditto_core.backends.trtllm.handoff import Handoff
-from ditto_core.backends.trtllm.names import Place
 from ditto_core.errors import BackendError, RunError
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
-
-NO_END = -1
-FORCED = 1e4
-LOGITS = "logits"
 
 
 class EngineSession:
@@ -65,7 +62,7 @@ class EngineSession:
             place = self._places[tap.site]
             if place.tensor not in buffer:
                 raise RunError(f"the engine has no output {place.tensor!r} for {tap.site}; it was built without it")
-            sink(tap.site, place.cut(to_rows(buffer[place.tensor], real), self._heads))
+            sink(tap.site, laid_out(place.cut(to_rows(buffer[place.tensor], real), self._heads), tap.axes))
         return {LOGITS: to_rows(buffer[LOGITS], real)[..., : self._vocabulary]}
 
     def close(self) -> None:
@@ -94,11 +91,6 @@ class EngineSession:
         return handoff.step()
 
 
-def device() -> str:
-    """Return where TensorRT-LLM's tensors are."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def on_device(target: Any) -> Any:
     """Return ``target`` bound to the caller's CUDA device, which is a property of the thread."""
     if not torch.cuda.is_available():
@@ -112,23 +104,10 @@ def on_device(target: Any) -> Any:
     return run
 
 
-def settle() -> None:
-    """Wait for the GPU: each thread has a stream of its own, and none waits for another's."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def force(session: Any, handoff: Handoff, step: int, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Hand the step's tensors over and return scores [rows, vocabulary] that only the next forced token can win."""
     tokens = handoff.offer(dict(session.debug_buffer))
     return scores if tokens is None else one_hot(scores, tokens)
-
-
-def one_hot(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return scores [rows, vocabulary] of which ``tokens`` [rows] have the highest by far."""
-    forced = torch.full_like(scores, -FORCED)
-    index = tokens.to(scores.device, torch.int64).reshape(-1, *[1] * (scores.ndim - 1))
-    return forced.scatter_(-1, index.expand(*scores.shape[:-1], 1), FORCED)
 
 
 def head_ratio(config: Mapping[str, Any]) -> tuple[int, int, int]:

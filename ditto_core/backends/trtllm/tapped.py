@@ -9,7 +9,8 @@ from typing import Any
 
 from ditto_core.backends.trtllm import calls
 from ditto_core.backends.trtllm.artifacts import watch_build_engine
-from ditto_core.backends.trtllm.taps import Plan, observe
+from ditto_core.backends.trtllm.plan import Plan
+from ditto_core.backends.trtllm.taps import observe
 from ditto_core.errors import BuildError, nearest
 
 HOOK_FILE = Path(__file__).with_name("hook.py")

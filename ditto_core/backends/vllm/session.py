@@ -1,0 +1,103 @@
+"""vLLM stepped beside a reference: all rows in one pass, each token the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ditto_core.backends.served.capture import CONTEXT, Server
+from ditto_core.backends.served.forcing import device
+from ditto_core.backends.served.place import Place
+from ditto_core.backends.served.session import Rows, ServedSession
+from ditto_core.backends.vllm import serving
+from ditto_core.backends.vllm.names import HEAD
+from ditto_core.backends.vllm.vllm_options import VllmOptions
+from ditto_core.errors import RunError
+from ditto_core.session import SessionInfo
+from ditto_core.sites import Tap
+from ditto_core.spec import EngineSpec
+
+SERVER = Server("vLLM", HEAD)
+QUERIES = ("q_rope", CONTEXT)
+
+
+class VllmSession(ServedSession):
+    """Requests are added together and run to their end by a thread of their own, one pass a step.
+
+    The logits' module hands each pass over. It runs outside of what is compiled, so that an engine without taps is
+    stepped as it is served. ``reused``: tokens of the last prompts that the prefix cache gave.
+    """
+
+    def __init__(self, spec: EngineSpec, model: str, taps: tuple[Tap, ...]) -> None:
+        self._llm = serving.start(spec, model, bool(taps))
+        self._runner = serving.runner_of(self._llm)
+        self._requests: list[str] = []
+        self._first = True
+        self.reused = 0
+        super().__init__(SERVER, self._runner.model, taps, self._runner.max_model_len)
+        eager = VllmOptions.of(spec).eager(bool(taps))
+        facts = {**serving.installed(), "modules": "one by one" if eager else "compiled, as served"}
+        self.info = SessionInfo(f"vllm {spec.dtype}", "vllm", spec.dtype, device(), spec.model.label, facts)
+
+    def close(self) -> None:
+        """Take the hooks off and stop the engine."""
+        self.start(0)
+        self._capture.remove()
+        serving.stop(self._llm)
+
+    def _begin(self, rows: list[torch.Tensor], room: int) -> Callable[[], Any]:
+        engine, settings, self._first = self._llm.llm_engine, serving.sampling(room), True
+        self._requests = [
+            engine.add_request(str(i), {"prompt_token_ids": row.tolist()}, settings) for i, row in enumerate(rows)
+        ]
+        return self._run
+
+    def _run(self) -> None:
+        engine = self._llm.llm_engine
+        while engine.has_unfinished_requests():
+            engine.step()
+            if self._handoff is None or self._handoff.stopped:
+                engine.abort_request(self._requests, internal=True)
+
+    def _abort(self) -> None:
+        """Nothing: the run's own thread ends the requests, after the pass at hand."""
+
+    def _idle(self) -> bool:
+        return not self._requests
+
+    def _counts(self) -> list[int]:
+        rows = len(self._runner.input_batch.req_ids)
+        return [end - start for start, end in pairwise(self._runner.query_start_loc.np[: rows + 1].tolist())]
+
+    def _unfinished(self) -> bool:
+        batch, counts = self._runner.input_batch, self._counts()
+        begun = [int(computed) for computed in batch.num_computed_tokens_cpu[: len(counts)]]
+        ends = [before + count for before, count in zip(begun, counts, strict=True)]
+        short = [end < int(prompt) for end, prompt in zip(ends, batch.num_prompt_tokens[: len(counts)], strict=True)]
+        if len(counts) < len(self._requests) or (any(short) and len(counts) > 1):
+            raise RunError(
+                f"vLLM took a part of {len(self._requests)} prompts in one pass: give one prompt, or allow more tokens "
+                f"a pass (engine.max_num_batched_tokens) and rows (the profile's batch)"
+            )
+        if self._first:
+            self._first, self.reused = False, sum(begun)
+        if self.reused and self.taps:
+            raise RunError(f"vLLM reused {self.reused} tokens of the prompt, whose tensors are not computed")
+        return any(short)
+
+    def _rows(self) -> Rows | None:
+        names = self._runner.input_batch.req_ids
+        return None if len(names) == 1 else Rows([self._requests.index(name) for name in names], self._counts())
+
+    def _sizes(self, place: Place) -> tuple[int, ...]:
+        sizes = getattr(self._module.get_submodule(place.module), "output_sizes", None)
+        return tuple(sizes) if sizes and place.parts > 1 else super()._sizes(place)
+
+    def _heads_of(self, place: Place) -> int:
+        if not place.port or place.port == "in":
+            return 0
+        attention: Any = self._module.get_submodule(place.module)
+        return int(attention.num_heads if place.port in QUERIES else attention.num_kv_heads)

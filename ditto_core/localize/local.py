@@ -15,6 +15,7 @@ from ditto_core.compare.tolerance import EPSILON, widened
 from ditto_core.localize.kernels import CoarseKernels
 from ditto_core.localize.replay import Replay
 from ditto_core.model.loading import LoadedModel
+from ditto_core.model.states import state_of
 from ditto_core.sites import Tap
 from ditto_core.stepping.comparer import as_masks, is_mask
 from ditto_core.stepping.prompts import valid_elements
@@ -186,4 +187,4 @@ def error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) 
 
 def is_cache(tap: Tap) -> bool:
     """Tell whether a tap is a tensor of the KV cache."""
-    return tap.value.startswith("present.")
+    return bool(state_of(tap.value))

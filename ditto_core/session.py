@@ -103,6 +103,16 @@ class ShowsCache(Protocol):
 
 
 @runtime_checkable
+class Staged(Protocol):
+    """A session whose steps are not all the same graph: an encoder runs in the first step alone."""
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """The sites among the taps that the last step did not compute."""
+        ...
+
+
+@runtime_checkable
 class LacksTaps(Protocol):
     """A session that may lack taps of the engine for a known reason: what another tool did not dump."""
 

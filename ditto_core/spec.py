@@ -152,6 +152,7 @@ class EngineSpec:
     ``outputs`` are selectors (``model.layers.*.mlp``) or raw names (``fx:…``, ``onnx:…``); ``aliases`` renames raw
     names, as pairs ``(raw name, alias)``. ``options`` are the backend's own settings, as sorted pairs. ``dynamic`` are
     dimensions of inputs that may have other sizes than the example, besides batch and tokens, as (input, index, name).
+    ``later``: the engine of an encoder-decoder's steps after the first; :meth:`later_steps` makes it.
     """
 
     model: ModelSource
@@ -164,6 +165,7 @@ class EngineSpec:
     opset: int = 20
     options: tuple[tuple[str, Any], ...] = ()
     dynamic: tuple[tuple[str, int, str], ...] = ()
+    later: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
@@ -183,8 +185,8 @@ class EngineSpec:
         """
         engine = fields.pop("engine", None)
         for name in fields:
-            if name not in cls.__dataclass_fields__:
-                known = (*cls.__dataclass_fields__, "engine")
+            if name not in cls.__dataclass_fields__ or name == "later":
+                known = (*(field for field in cls.__dataclass_fields__ if field != "later"), "engine")
                 raise UsageError(f"unknown engine argument {name!r}{nearest(name, known)} (known: {', '.join(known)})")
         outputs, aliases = parse_outputs(fields.pop("outputs", ALL_SITES))
         renamed = fields.pop("aliases", None) or ()
@@ -234,6 +236,11 @@ class EngineSpec:
         """Return the same engine without any tap: the observer check compares against it."""
         return replace(self, outputs=(), aliases=())
 
+    def later_steps(self, taps: Mapping[str, str]) -> EngineSpec:
+        """Return the engine of an encoder-decoder's steps after the first; ``taps`` are sites by name in its graph."""
+        renamed = tuple((name, site) for name, site in taps.items() if name != site)
+        return replace(self, outputs=tuple(taps), aliases=renamed, dynamic=(), later=True)
+
     def to_json(self) -> dict[str, Any]:
         """Return the canonical JSON form; the model appears by location or factory name, its content by fingerprint."""
         profile = {n: [r.min, r.opt, r.max] for n, r in self.profile.ranges.items()}
@@ -247,6 +254,7 @@ class EngineSpec:
             "profile": profile,
             "options": dict(self.options),
             "dynamic": [list(dimension) for dimension in self.dynamic],
+            **({"later": True} if self.later else {}),
         }
 
 

@@ -116,7 +116,7 @@ def record(model: LoadedModel, probe: Probe) -> Run:
 
 def forward(model: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the outputs by name: of a decoder the logits and the cache's tensors."""
-    step = Forward(model.module, decoder=model.decoder)
+    step = Forward(model.module, decoder=model.decoder, seq2seq=model.seq2seq)
     step.start()
     outputs = step(inputs)
     return (

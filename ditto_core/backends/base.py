@@ -63,7 +63,10 @@ class BuildRequest:
 
         spec = self.spec
         model = self.load() if self.load else load_model(spec.model, implementation=spec.attention)
-        return trace_program(model.cast(getattr(torch, spec.dtype)), self.taps, spec.profile)
+        named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
+        if spec.later:
+            model, named = model.later_steps(), []
+        return trace_program(model.cast(getattr(torch, spec.dtype)), self.taps, spec.profile, named)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class EagerSession:
         module = cast_module(model.module, getattr(torch, dtype))
         # ``Module.to`` moves in place; the loaded model is shared and stays where it is.
         self._model = module if device == "cpu" else copy.deepcopy(module).to(device)
-        self._forward = Forward(self._model, decoder=model.decoder)
+        self._forward = Forward(self._model, decoder=model.decoder, seq2seq=model.seq2seq)
         self._device = torch.device(device)
         self.taps = taps
         self._sites = {name: tap.site for tap in reversed(taps) for name in (*tap.aliases, tap.site)}
@@ -53,7 +53,8 @@ class EagerSession:
 
         def deliver(name: str, tensor: torch.Tensor, _: Any) -> None:
             site = self._sites.get(name)
-            if site is not None and site not in delivered:
+            carried = tensor is self._forward.encoded  # it is handed in, no module computed it in this step
+            if site is not None and site not in delivered and not carried:
                 delivered.add(site)  # its other names are the same tensor
                 with torch._C.DisableTorchFunction():  # a comparison is not the model's own code
                     sink(site, tensor)

@@ -103,6 +103,7 @@ def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:
         profile=ShapeProfile.of({name: Range(*sizes) for name, sizes in data["profile"].items()}),
         options=tuple(sorted(data["options"].items())),
         dynamic=tuple((name, index, dimension) for name, index, dimension in data.get("dynamic", ())),
+        later=data.get("later", False),
         **{name: data[name] for name in ("backend", "dtype", "attention", "opset")},
     )
 
@@ -176,7 +177,7 @@ def build_into(
     """Build the engine of a spec into an empty directory and write its manifest and provenance."""
     backend = get_backend(spec.backend)
     taps = resolve_taps(spec, export)
-    request = BuildRequest(spec, export.onnx_path, taps, export.finals, export.decoder, directory, artifacts, load)
+    request = BuildRequest(spec, export.onnx_path, taps, export.returned, export.decoder, directory, artifacts, load)
     report: BuildReport = backend.build(request)
     shutil.copyfile(export.directory / PROVENANCE_FILE, directory / PROVENANCE_FILE)
     engine = Engine(

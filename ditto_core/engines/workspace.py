@@ -141,7 +141,7 @@ class Workspace:
         """Return the export with its ONNX graph, whatever the backend is."""
         from ditto_core.model.export import Export
 
-        sizes = [spec.dynamic, [name for name, _ in spec.profile.more]]
+        sizes = [spec.dynamic, [name for name, _ in spec.profile.more], spec.later]
         key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, sizes, export_versions())
 
         def make(directory: Path) -> None:
@@ -157,6 +157,8 @@ class Workspace:
 
         model = self._to_export(spec)
         named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
+        if spec.later:
+            model, named = model.later_steps(), []
         with self.progress(f"exporting {spec.model.label} {spec.dtype} to ONNX"):
             export(model, directory, dtype=getattr(torch, spec.dtype), opset=spec.opset, named=named)
 
@@ -237,7 +239,7 @@ class Workspace:
         if artifacts is not None:
             write_artifacts(engine, exported, artifacts)
             if not made and isinstance(backend, WritesArtifacts):
-                given = spec, exported.onnx_path, engine.taps, exported.finals, engine.decoder, engine.directory
+                given = spec, exported.onnx_path, engine.taps, exported.returned, engine.decoder, engine.directory
                 backend.write_artifacts(BuildRequest(*given, artifacts))
         return engine
 

@@ -16,6 +16,7 @@ from ditto_core.errors import first_line
 from ditto_core.localize.kernels import CoarseKernels
 from ditto_core.localize.replay import Replay
 from ditto_core.model.loading import LoadedModel
+from ditto_core.model.states import state_of
 from ditto_core.sites import Tap
 from ditto_core.stepping.comparer import as_masks, is_mask
 from ditto_core.stepping.prompts import valid_elements
@@ -226,4 +227,4 @@ def error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) 
 
 def is_cache(tap: Tap) -> bool:
     """Tell whether a tap is a tensor of the KV cache."""
-    return tap.value.startswith("present.")
+    return bool(state_of(tap.value))

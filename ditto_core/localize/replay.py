@@ -39,10 +39,10 @@ class Replay:
     def __init__(self, model: LoadedModel, taps: tuple[Tap, ...], *, engine_dtype: str, dtype: str) -> None:
         rounded = cast_module(model.module, getattr(torch, engine_dtype))
         self.module = cast_module(rounded, getattr(torch, dtype))
-        self._forward = Forward(self.module, decoder=model.decoder)
+        self._forward = Forward(self.module, decoder=model.decoder, seq2seq=model.seq2seq)
         self.dtype = dtype
         self._taps = {name: tap for tap in taps for name in (tap.site, *tap.aliases)}
-        self._caches = [tap for tap in taps if tap.value.startswith("present.")]
+        self._caches = [(tap, name) for tap in taps if (name := states.state_of(tap.value))]
         tensors = (*self.module.parameters(), *self.module.buffers())
         self._own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
@@ -84,8 +84,7 @@ class Replay:
 
     def _adopt(self, captured: Mapping[str, torch.Tensor]) -> None:
         held = dict(states.items(self._forward.cache)) if self._caches else {}
-        for tap in self._caches:
-            name = tap.value.removeprefix("present.")
+        for tap, name in self._caches:
             if tap.site in captured:
                 own = held[name]
                 states.put(self._forward.cache, name, captured[tap.site].to(own.device, own.dtype, copy=True))

@@ -25,7 +25,18 @@ from ditto_core.graphs.outputs import axes_by_value, finish_export, input_shapes
 from ditto_core.model.export_failure import export_failure, innermost
 from ditto_core.model.hollow import Reader, give_weights, hollow
 from ditto_core.model.loading import LoadedModel
-from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, DecoderWrapper, ModuleWrapper, Wrapper, vocab_size
+from ditto_core.model.states import state_of
+from ditto_core.model.wrappers import (
+    BATCH,
+    LENGTH,
+    TOTAL,
+    DecoderWrapper,
+    FirstWrapper,
+    LaterWrapper,
+    ModuleWrapper,
+    Wrapper,
+    vocab_size,
+)
 from ditto_core.sites import Provenance, Tap, final_site, source_line
 
 ONNX_FILE = "model.onnx"
@@ -37,7 +48,10 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Export:
-    """An export on disk: names of the graph's inputs and outputs, and whether it has a KV cache."""
+    """An export on disk: names of the graph's inputs and outputs, and whether it has a KV cache.
+
+    ``seq2seq``: it is a step of an encoder-decoder, whose states are plain inputs and outputs.
+    """
 
     directory: Path
     decoder: bool
@@ -46,11 +60,18 @@ class Export:
     vocab_size: int = 0
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     """The sizes of each input's dimensions, or the names of those that are dynamic."""
+    seq2seq: bool = False
 
     @property
     def finals(self) -> tuple[str, ...]:
         """The model's own outputs, without the KV cache."""
-        return tuple(name for name in self.outputs if not (self.decoder and name.startswith("present.")))
+        carries = self.decoder or self.seq2seq
+        return tuple(name for name in self.outputs if not (carries and state_of(name)))
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The outputs that a session returns: of an encoder-decoder also what it carries."""
+        return self.outputs if self.seq2seq else self.finals
 
     def behind(self, taps: Sequence[Tap]) -> tuple[Tap, ...]:
         """Return a tap for each final output that is none of ``taps``: what is computed behind the last module."""
@@ -135,7 +156,7 @@ def _export(
     wrapper = wrap(model, named)
     arguments, dynamic, input_names = wrapper.signature()
     program = None
-    with quiet(), torch.no_grad(), own_symbols(not model.decoder), restored(model.module):
+    with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), restored(model.module):
         run_once(model, wrapper, arguments)
         try:
             program = torch.export.export(wrapper, arguments, dynamic_shapes=dynamic, strict=False)
@@ -164,7 +185,8 @@ def _export(
     shapes = input_shapes(directory / ONNX_FILE)
     check_dynamic(model, named, shapes)
     vocabulary = vocab_size(model.module)
-    done = Export(directory, model.decoder, tuple(input_names), wrapper.traced.outputs, vocabulary, shapes)
+    inputs, outputs = tuple(input_names), wrapper.traced.outputs
+    done = Export(directory, model.decoder, inputs, outputs, vocabulary, shapes, model.seq2seq)
     done.save()
     return done
 
@@ -175,6 +197,8 @@ def wrap(model: LoadedModel, named: Sequence[tuple[str, int, str]] = ()) -> Wrap
         raise UsageError(f"dynamic names {named[0][0]!r}, but {model.label} is a decoder, whose sizes are all dynamic")
     if model.decoder:
         return DecoderWrapper(model.module)
+    if model.later:
+        return LaterWrapper(model.module, model.examples)
     for name, index, dimension in named:
         if name not in model.examples:
             raise UsageError(f"dynamic names input {name!r}, {model.label} has {', '.join(model.examples)}")
@@ -182,7 +206,7 @@ def wrap(model: LoadedModel, named: Sequence[tuple[str, int, str]] = ()) -> Wrap
             raise UsageError(
                 f"dynamic gives {dimension!r} to dimension {index} of {name!r}, which has {model.examples[name].ndim}"
             )
-    return ModuleWrapper(model.module, model.examples, named)
+    return (FirstWrapper if model.seq2seq else ModuleWrapper)(model.module, model.examples, named)
 
 
 def run_once(model: LoadedModel, wrapper: Wrapper, arguments: tuple[Any, ...]) -> None:

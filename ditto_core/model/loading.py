@@ -18,6 +18,8 @@ from ditto_core.errors import ModelError, UsageError, first_line, nearest
 from ditto_core.model import attention, states
 from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing, stored_dtype, weights_size
 from ditto_core.model.examples import examples_of
+from ditto_core.model.forward import steps_decoder
+from ditto_core.model.wrappers import later_examples
 
 if TYPE_CHECKING:
     from ditto_core.spec import ModelSource
@@ -28,7 +30,10 @@ LARGE = 1 << 30
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module ready to run and export. A ``decoder`` is stepped with a KV cache, others run on ``examples``."""
+    """A module ready to run and export. A ``decoder`` is stepped with a KV cache, others run on ``examples``.
+
+    ``seq2seq``: an encoder-decoder whose decoder can be stepped too; ``later`` is such a model from its second step on.
+    """
 
     module: nn.Module
     decoder: bool
@@ -36,6 +41,8 @@ class LoadedModel:
     examples: Mapping[str, torch.Tensor]
     directory: Path | None = None
     trust_remote_code: bool = False
+    seq2seq: bool = False
+    later: bool = False
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -51,6 +58,10 @@ class LoadedModel:
         """Return the examples, the floating ones in ``dtype``."""
         return {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.examples.items()}
 
+    def later_steps(self) -> LoadedModel:
+        """Return an encoder-decoder as its later steps are: new tokens and what is carried are its inputs."""
+        return replace(self, later=True, examples=later_examples(self.module, self.examples))
+
 
 def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implementation: str = "eager") -> LoadedModel:
     """Load a source in ``dtype``, in eval mode and without gradients.
@@ -62,7 +73,7 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
     module = cast_module(loaded.module, dtype)
     set_attention(module, implementation)
     set_experts(module)
-    return replace(loaded, module=freeze(module))
+    return replace(loaded, module=freeze(module), seq2seq=loaded.seq2seq and steps_decoder(module, loaded.examples))
 
 
 def load_as_stored(source: ModelSource, implementation: str) -> LoadedModel | None:
@@ -89,7 +100,8 @@ def from_factory(source: ModelSource) -> LoadedModel:
     if examples is None and is_decoder(module):
         return LoadedModel(module, True, source.label, {})
     if examples is None:
-        return LoadedModel(module, False, source.label, examples_of(f"factory {source.label!r}", module))
+        examples = examples_of(f"factory {source.label!r}", module)
+        return LoadedModel(module, False, source.label, examples, seq2seq=True)
     return LoadedModel(module, False, source.label, checked_examples(source.label, module, examples))
 
 
@@ -136,7 +148,7 @@ def from_location(
     refuse_missing(source.location, found["missing_keys"])
     decoder = is_decoder(module)
     examples = {} if decoder else examples_of(f"model {source.label!r}", module)
-    return LoadedModel(module, decoder, source.label, examples, directory, source.trust_remote_code)
+    return LoadedModel(module, decoder, source.label, examples, directory, source.trust_remote_code, not decoder)
 
 
 def reason(source: ModelSource, error: Exception) -> str:

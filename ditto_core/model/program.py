@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch.export import Dim
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ditto_core.errors import BuildError, first_line
-from ditto_core.model.export import quiet, restored
+from ditto_core.model.export import own_symbols, quiet, restored, wrap
 from ditto_core.model.loading import LoadedModel
-from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper
+from ditto_core.model.wrappers import BATCH, DecoderWrapper, Wrapper
 from ditto_core.sites import Tap
 from ditto_core.spec import ShapeProfile
 
@@ -60,14 +60,19 @@ class Chosen(nn.Module):
         return (*traced.outputs, *(n for n in self.wanted if n in traced.taps and n not in traced.outputs))
 
 
-def trace_program(model: LoadedModel, taps: Sequence[Tap], profile: ShapeProfile) -> Program:
-    """Trace a model in its own dtype. Raises :class:`BuildError` with the first line of the exporter's complaint."""
-    wrapper: Wrapper = DecoderWrapper(model.module) if model.decoder else ModuleWrapper(model.module, model.examples)
+def trace_program(
+    model: LoadedModel, taps: Sequence[Tap], profile: ShapeProfile, named: Sequence[tuple[str, int, str]] = ()
+) -> Program:
+    """Trace a model in its own dtype; ``named`` are dimensions as :func:`~ditto_core.model.export.export` takes them.
+
+    Raises :class:`BuildError` with the first line of the exporter's complaint.
+    """
+    wrapper = wrap(model, named)
     arguments, dynamic, names = wrapper.signature()
     chosen = Chosen(wrapper, tuple(dict.fromkeys(tap.value for tap in taps)))
     try:
-        with quiet(), torch.no_grad(), restored(model.module):
-            shapes = {"inputs": bounded(dynamic, profile)}
+        with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), restored(model.module):
+            shapes = {"inputs": bounded(dynamic, profile, [wrapper.dimensions[name] for name in names])}
             exported = torch.export.export(chosen, tuple(flat(arguments)), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise BuildError(f"{model.label} could not be exported: {first_line(error)}") from error
@@ -99,14 +104,17 @@ def flat(arguments: Sequence[Any]) -> list[Any]:
     return [each for item in arguments for each in (item if isinstance(item, list) else [item])]
 
 
-def bounded(dynamic: dict[str, Any], profile: ShapeProfile) -> tuple[dict[int, Any], ...]:
-    """Return the dynamic sizes of the flat inputs, each within the profile.
+def bounded(
+    dynamic: dict[str, Any], profile: ShapeProfile, names: Sequence[Mapping[int, str]]
+) -> tuple[dict[int, Any], ...]:
+    """Return the dynamic sizes of the flat inputs, each within the profile; ``names`` are those of their dimensions.
 
-    Of a model that is not a decoder only the batch has bounds: other sizes are not the profile's.
+    Of a model that is not a decoder the batch has bounds, and what the user named.
     """
     if "past" not in dynamic:
-        rows = Dim.AUTO(min=profile.batch.min, max=profile.batch.max)
-        return tuple({axis: dim if axis else rows for axis, dim in sizes.items()} for sizes in dynamic["inputs"])
+        ranges = {BATCH: profile.batch, **dict(profile.more)}
+        bounds = {name: Dim.AUTO(min=size.min, max=size.max) for name, size in ranges.items()}
+        return tuple({axis: bounds.get(name, Dim.AUTO) for axis, name in sizes.items()} for sizes in names)
     batch, length, past = (Dim.DYNAMIC(min=r.min, max=r.max) for r in (profile.batch, profile.length, profile.past))
     least, most = profile.length.min + profile.past.min, profile.length.max + profile.past.max
     total = Dim.DYNAMIC(min=least, max=most)

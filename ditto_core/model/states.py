@@ -1,7 +1,8 @@
 """What a decoder carries from step to step, as named tensors: keys and values, convolution windows, recurrences.
 
 ``{layer}.key`` and ``{layer}.value`` are [batch, kv_head, past, head_dim] and grow; ``{layer}.conv`` and
-``{layer}.recurrent`` are [batch, …] of fixed size, and zeros before the first step.
+``{layer}.recurrent`` are [batch, …] of fixed size, and zeros before the first step. The decoder of an encoder-decoder
+also carries ``{layer}.cross_key`` and ``{layer}.cross_value`` [batch, head, source, head_dim], made in the first step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from torch import nn
 
 GROWING = ("key", "value")
 FIXED = ("conv", "recurrent")
+CROSS = ("cross_key", "cross_value")
+PRESENT = "present."
+"""In front of a state's name: what a decoder's graph returns, and a session of it keeps."""
+STATE, OUT = "state.", ":out"
+"""Around a state's name: a plain input and output of the graphs of an encoder-decoder."""
 SAME = 1e-3
 """Relative difference up to which two ways of computing a float32 tensor are the same."""
 
@@ -34,6 +40,33 @@ class State:
         return self.name.rpartition(".")[2] in GROWING
 
 
+def taken(name: str) -> str:
+    """Return the name of the input that gives a state to the later steps of an encoder-decoder."""
+    return f"{STATE}{name}"
+
+
+def kept(name: str) -> str:
+    """Return the name of the output in which a step of an encoder-decoder returns a state."""
+    return f"{STATE}{name}{OUT}"
+
+
+def state_in(name: str) -> str:
+    """Return the name of the state that such an input is; empty for any other input."""
+    return name.removeprefix(STATE) if name.startswith(STATE) else ""
+
+
+def is_cross(state: str) -> bool:
+    """Tell whether a state was made from what was encoded: it stays the same."""
+    return state.rpartition(".")[2] in CROSS
+
+
+def state_of(value: str) -> str:
+    """Return the name of the state that a graph's output holds for the next step; empty for any other output."""
+    if value.startswith(STATE) and value.endswith(OUT):
+        return value[len(STATE) : -len(OUT)]
+    return value.removeprefix(PRESENT) if value.startswith(PRESENT) else ""
+
+
 def cache_argument(module: nn.Module) -> str:
     """Return the name of forward's cache parameter (transformers renamed it in 5.2x)."""
     return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
@@ -44,6 +77,13 @@ def empty_cache(module: nn.Module) -> Any:
     from transformers.cache_utils import DynamicCache
 
     return layered_cache(module) if has_fixed_states(module) else DynamicCache()
+
+
+def cross_cache() -> Any:
+    """Return an empty cache of an encoder-decoder: of the tokens so far, and of what was encoded."""
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
 
 def layered_cache(module: nn.Module) -> Any:
@@ -72,6 +112,11 @@ def is_fixed(layer: Any) -> bool:
 
 def items(cache: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what a cache holds, by name."""
+    if hasattr(cache, "cross_attention_cache"):
+        yield from items(cache.self_attention_cache)
+        for name, tensor in items(cache.cross_attention_cache):
+            yield name.replace(".", ".cross_"), tensor
+        return
     for i, layer in enumerate(cache.layers):
         if getattr(layer, "keys", None) is not None:
             yield f"{i}.key", layer.keys
@@ -82,9 +127,8 @@ def items(cache: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{i}.{kind}", state
 
 
-def filled(module: nn.Module, states: Mapping[str, torch.Tensor]) -> Any:
-    """Return a cache that holds existing tensors."""
-    cache = empty_cache(module)
+def filled(cache: Any, states: Mapping[str, torch.Tensor]) -> Any:
+    """Return an empty cache after existing tensors were put into it."""
     for name, tensor in states.items():
         put(cache, name, tensor)
     return cache
@@ -95,6 +139,11 @@ def put(cache: Any, name: str, tensor: torch.Tensor) -> None:
     from transformers.cache_utils import DynamicLayer
 
     index, _, kind = name.partition(".")
+    if kind in CROSS:
+        put(cache.cross_attention_cache, name.replace("cross_", ""), tensor)
+        cache.is_updated[int(index)] = True
+        return
+    cache = getattr(cache, "self_attention_cache", cache)
     while len(cache.layers) <= int(index):
         cache.layers.append(DynamicLayer())
     layer = cache.layers[int(index)]

@@ -13,11 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 from ditto_core.model import checkpoint, states
 from ditto_core.model.code_lines import running_line
-from ditto_core.model.forward import Forward, named_outputs
+from ditto_core.model.forward import DECODED, Forward, later_inputs, named_outputs
 from ditto_core.model.recorder import Recorder
 from ditto_core.sites import Tap
 
-BATCH, LENGTH, PAST, TOTAL = "batch", "length", "past", "total"
+BATCH, LENGTH, PAST, TOTAL, SOURCE = "batch", "length", "past", "total", "source"
 TOKENS = ("input_ids", "attention_mask", "position_ids")
 
 
@@ -25,7 +25,8 @@ class Traced:
     """What a wrapper saw while it ran: ``torch.export`` undoes changes to a module's own attributes only.
 
     ``rewritten`` holds the sites whose tensor the model writes into later on (``ReLU(inplace=True)``, ``h += x``);
-    ``spoils`` tells whether it writes into its inputs.
+    ``spoils`` tells whether it writes into its inputs. ``stand_ins`` are tensors that the wrapper made in the place of
+    ones that it does not get: they are no sites.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class Traced:
         self.taps: dict[str, Tap] = {}
         self.rewritten: frozenset[str] = frozenset()
         self.spoils = True
+        self.stand_ins: tuple[torch.Tensor, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -97,6 +99,7 @@ class Wrapper(nn.Module):
         self.traced.rewritten = frozenset(s.site for s in seen if version(s.tensor) != s.version)
         self.traced.spoils = [version(tensor) for tensor in given] != before
         handed_in = {(id(tensor), number) for tensor, number in zip(given, before, strict=True)}
+        handed_in |= {(id(tensor), version(tensor)) for tensor in self.traced.stand_ins}
         finals = own_tensors(outputs, {id(tensor) for tensor in given})
         taps, extra = name_taps(seen, outputs, handed_in, {*outputs, *inputs})
         self.traced.outputs, self.traced.taps = tuple(outputs), taps
@@ -174,9 +177,9 @@ class DecoderWrapper(Wrapper):
         def run(given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
             carried = dict(zip((state.name for state in self._states), given[len(TOKENS) :], strict=True))
             forward = Forward(self.module, decoder=True)
-            forward.cache = states.filled(self.module, carried)
+            forward.cache = states.filled(states.empty_cache(self.module), carried)
             outputs = forward(dict(zip(TOKENS, given, strict=False)))
-            return outputs | {f"present.{name}": tensor for name, tensor in states.items(forward.cache)}
+            return outputs | {states.PRESENT + name: tensor for name, tensor in states.items(forward.cache)}
 
         tokens = zip(TOKENS, (input_ids, attention_mask, position_ids), strict=True)
         return self.run_tapped(run, dict(tokens) | dict(zip(self._past, past, strict=True)))
@@ -231,10 +234,13 @@ class ModuleWrapper(Wrapper):
         """Return the outputs in order, then the taps."""
 
         def run(given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-            named = dict(zip(self.examples, given, strict=True))
-            return named_outputs(self.module(**named), named)
+            return self.call(dict(zip(self.examples, given, strict=True)))
 
         return self.run_tapped(run, dict(zip(self.examples, inputs, strict=True)))
+
+    def call(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run the module on its inputs by name."""
+        return named_outputs(self.module(**named), named)
 
     def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
         """The first dimension is the batch; also dynamic are that of tokens, and what was named."""
@@ -267,6 +273,58 @@ class ModuleWrapper(Wrapper):
         except Exception:  # noqa: BLE001 - a module may raise anything where its inputs have no rows in common
             return self.examples
         return doubled
+
+
+class FirstWrapper(ModuleWrapper):
+    """The first step of an encoder-decoder: also returns what its later steps are computed from."""
+
+    def call(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Encode and decode; return the outputs, then the states."""
+        forward = Forward(self.module, seq2seq=True)
+        forward.start()
+        outputs = forward(named)
+        return outputs | {states.kept(name): tensor for name, tensor in states.items(forward.cache)}
+
+
+class LaterWrapper(ModuleWrapper):
+    """A later step of an encoder-decoder: new tokens and states in, logits and the states that grow out."""
+
+    def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
+        """All sizes are known to be dynamic."""
+        dynamic = [dict.fromkeys(self.dimensions[name], Dim.DYNAMIC) for name in self.examples]
+        return (list(self.examples.values()),), {"inputs": dynamic}, list(self.examples)
+
+    def call(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Decode. The shape of what was encoded is that of the keys made from it, its values are not needed."""
+        carried = {states.state_in(name): tensor for name, tensor in named.items() if states.state_in(name)}
+        forward = Forward(self.module, seq2seq=True)
+        forward.cache = states.filled(states.cross_cache(), carried)
+        key = next(tensor for name, tensor in carried.items() if name.endswith(states.CROSS[0]))
+        config: Any = self.module.config
+        forward.encoded = key.new_zeros(key.shape[0], key.shape[2], config.hidden_size)
+        self.traced.stand_ins = (forward.encoded,)
+        outputs = forward({name: tensor for name, tensor in named.items() if not states.state_in(name)})
+        growing = {name: tensor for name, tensor in states.items(forward.cache) if not states.is_cross(name)}
+        return outputs | {states.kept(name): tensor for name, tensor in growing.items()}
+
+    @property
+    def dimensions(self) -> dict[str, dict[int, str]]:
+        """New tokens have a length, states of the decoder a past, those of the encoder the length of the source."""
+        names = {DECODED: {0: BATCH, 1: LENGTH}}
+        for name in self.examples.keys() - names.keys():
+            state = states.state_in(name)
+            names[name] = {0: BATCH, 2: SOURCE if states.is_cross(state) else PAST} if state else {0: BATCH, 1: SOURCE}
+        return names
+
+
+def later_examples(module: nn.Module, examples: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return example inputs of a later step of an encoder-decoder, made by a first step on ``examples``."""
+    forward = Forward(module, seq2seq=True)
+    forward.start()
+    with torch.no_grad():
+        forward(examples)
+    carried = {states.taken(name): tensor for name, tensor in states.items(forward.cache)}
+    return later_inputs(examples, examples[DECODED][:, 1:].clone()) | carried  # a view is traced as one
 
 
 def vocab_size(module: nn.Module) -> int:

@@ -13,13 +13,14 @@ from ditto_core.backends.base import check_runs
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import UsageError
 from ditto_core.model.checkpoint import vocab_size
+from ditto_core.model.forward import DECODED
 from ditto_core.pair.inputs import rounded
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.pair.runner import RunFn, Runner
 from ditto_core.pair.sessions import Sessions
 from ditto_core.stepping.floor import Floor
-from ditto_core.stepping.lockstep import Sides, TapReader, lockstep, single_step
-from ditto_core.stepping.prompts import Prompt, TokenBatch, encode
+from ditto_core.stepping.lockstep import Sides, TapReader, lockstep, rows_of, single_step
+from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode
 from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Pair:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor],
         *,
         max_new_tokens: int = 10,
         forced: bool = True,
@@ -99,19 +100,23 @@ class Pair:
 
         ``prompts``: one text or list of token ids, or several (left-padded into one batch). The prefill yields the
         first new token, so the run has ``max_new_tokens`` steps. ``forced``: the engine gets the reference's tokens.
+        Of an encoder-decoder they are what is encoded (padded on the right), or the encoder's inputs by name; among
+        those may be ``decoder_input_ids``, else the decoder starts with the token that its configuration says.
         ``localize``: also measure the error that each tapped site adds by itself, and name causes (default: what the
         pair's options say).
         Raises :class:`UsageError` for an empty prompt or a length beyond the engine's profile.
         """
         if max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
-        if not self.sessions.model.decoder:
+        model = self.sessions.model
+        if not model.decoder and not model.seq2seq:
             raise UsageError(f"{self.spec.model.label} is not a decoder: call run(inputs) instead of generate(prompts)")
-        batch = self.encode(prompts)  # before the engine is built: a text may have no tokenizer
-        self._check_profile(batch, max_new_tokens)
+        batch = self._batch(prompts)  # before the engine is built: a text may have no tokenizer
+        if isinstance(batch, TokenBatch):
+            self._check_profile(batch, max_new_tokens)
         check_runs(self.spec.backend)
-        check_padding(self.sessions.export, batch)
-        self._fed = batch
+        self._check_fits(batch)
+        self._fed = batch if isinstance(batch, TokenBatch) else batch.sequencer().inputs()
         tokenizer = self.tokenizer
         decode = (lambda ids: str(tokenizer.decode(ids))) if tokenizer is not None else None
 
@@ -129,27 +134,21 @@ class Pair:
 
         towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
         notes = [f"text tokens do not reach the {name} part of this model: it was not run" for name in towers]
-        return self._run(run_fn, [batch.input_ids.tolist(), batch.mask.tolist(), max_new_tokens], localize, notes)
+        return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:
         """Compare one forward pass of a model that is not a decoder, on its example inputs unless others are given."""
         model = self.sessions.model
         if self.engine.decoder:
             raise UsageError(f"{self.spec.model.label} is a decoder: call generate(prompts) instead of run(inputs)")
-        given = inputs if inputs is not None else model.examples
-        values = {name: torch.as_tensor(value) for name, value in given.items()}
-        for name in values:
-            if name not in model.examples:
-                raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(model.examples)}")
+        values = self._values(inputs if inputs is not None else model.examples)
         self.workspace.export(self.spec).check(values)
-        values = rounded(values, self.spec.dtype)
         self._fed = values
-        key = {name: fingerprint(t.tolist()) for name, t in values.items()}
 
         def run_fn(sides: Sides, floor: Floor | None) -> tuple[Comparison, Floor]:
             return single_step(sides, values, tolerance=self._runner.tolerance, floor=floor)
 
-        return self._run(run_fn, key, localize)
+        return self._run(run_fn, digests(values), localize)
 
     def localize(
         self,
@@ -198,10 +197,42 @@ class Pair:
         """Number of token ids that the model takes, 0 for a model without a vocabulary."""
         return vocab_size(self.model_config)
 
-    def encode(self, prompts: Prompt | Sequence[Prompt]) -> TokenBatch:
-        """Turn prompts into a left-padded batch of this model's tokens."""
+    def _values(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return inputs by name as tensors that the engine's dtype holds. Raises :class:`UsageError` for a name."""
+        known = self.sessions.model.examples
+        for name in inputs:
+            if name not in known:
+                raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(known)}")
+        return rounded({name: torch.as_tensor(value) for name, value in inputs.items()}, self.spec.dtype)
+
+    def _batch(self, prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor]) -> TokenBatch | SourceBatch:
+        """Return what generation starts from."""
+        module, label = self.sessions.model.module, self.spec.model.label
+        if not self.sessions.model.seq2seq:
+            if isinstance(prompts, Mapping):
+                raise UsageError(f"{label} got inputs by name, expected text or token ids")
+            return self.encode(prompts)
+        texts: tuple[str, ...] = ()
+        if isinstance(prompts, Mapping):
+            encoded = self._values(prompts)
+        elif getattr(module, "main_input_name", "") == "input_ids":
+            tokens = self.encode(prompts, left=False)
+            encoded, texts = {"input_ids": tokens.input_ids, "attention_mask": tokens.mask}, tokens.texts
+        else:
+            raise UsageError(f"{label} encodes {module.main_input_name}: call generate({{name: tensor}})")
+        ids = encoded.pop(DECODED, None)
+        return SourceBatch(encoded, first_ids(module, rows_of(encoded)) if ids is None else ids, texts)
+
+    def _check_fits(self, batch: TokenBatch | SourceBatch) -> None:
+        if isinstance(batch, TokenBatch):
+            check_padding(self.sessions.export, batch)
+        else:
+            self.sessions.export.check(batch.sequencer().inputs())
+
+    def encode(self, prompts: Prompt | Sequence[Prompt], *, left: bool = True) -> TokenBatch:
+        """Turn prompts into a batch of this model's tokens, padded on the left or the right."""
         pad = number(self.model_config, "pad_token_id")
-        return encode(prompts, tokenizer=self.tokenizer, vocab_size=self.vocab_size, pad=pad)
+        return encode(prompts, tokenizer=self.tokenizer, vocab_size=self.vocab_size, pad=pad, left=left)
 
     def relations(self) -> Relations:
         """Return the relations of the engine's session, which need no reference.
@@ -287,7 +318,7 @@ class Pair:
         return noted
 
     def _feed(self, prompts: AnyInputs, steps: int, *, localize: bool) -> Comparison:
-        if prompts is None or isinstance(prompts, Mapping):
+        if prompts is None or (isinstance(prompts, Mapping) and not self.sessions.model.seq2seq):
             return self.run(prompts, localize=localize)
         return self.generate(prompts, max_new_tokens=steps, localize=localize)
 
@@ -315,6 +346,22 @@ class Pair:
                 closer.close()
             operator = reader.worst
         return replace(found, blamed=(replace(first, operator=operator), *others))
+
+
+def first_ids(module: Any, rows: int) -> torch.Tensor:
+    """Return the token that a decoder of an encoder-decoder starts with, int64 [rows, 1], as its configuration says."""
+    configs = getattr(module, "generation_config", None), module.config
+    names = "decoder_start_token_id", "bos_token_id"
+    known = (getattr(config, name, None) for name in names for config in configs)
+    token = next((token for token in known if token is not None), None)
+    if token is None:
+        raise UsageError(f"the configuration names no decoder_start_token_id: give {DECODED} among the inputs")
+    return torch.full((rows, 1), int(token))
+
+
+def digests(inputs: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the digests of inputs by name."""
+    return {name: fingerprint(tensor.tolist()) for name, tensor in inputs.items()}
 
 
 def number(config: Any, name: str) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import backend_names
+from ditto_core.engines.staged import open_engine
 from ditto_core.errors import UsageError, nearest
 from ditto_core.session import Session
 from ditto_core.spec import DTYPE_ALIASES, DTYPES, EngineSpec, parse_backend, parse_dtype
@@ -23,7 +24,7 @@ def open_reference(workspace: Workspace, spec: EngineSpec, engine: Engine, optio
     check_reference(wanted, options.name_map)
     built = named_backend(spec, wanted)
     if built is not None:
-        return workspace.build(built).open()
+        return open_engine(workspace, workspace.build(built))
     if Path(str(wanted)).exists():
         return open_recorded(Path(str(wanted)), engine, options)
     _, _, dtype = str(wanted).partition(":")

@@ -6,9 +6,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ditto_core.backends.base import check_runs
+from ditto_core.engines.staged import StagedSession, open_engine
 from ditto_core.system.gpus import check_device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
     from ditto_core.model.export import Export
@@ -64,14 +67,14 @@ class Sessions:
     @cached_property
     def engine(self) -> Session:
         """The engine's session."""
-        return self.built.open()
+        return self._open(self.built)
 
     @cached_property
     def untapped(self) -> Session | None:
         """The same engine without taps, or None when the observer check is off."""
         if not self._options.observer or not self.spec.outputs:
             return None
-        return self.workspace.build(self.spec.untapped()).open()
+        return self._open(self.workspace.build(self.spec.untapped()))
 
     @cached_property
     def reference(self) -> Session:
@@ -89,16 +92,25 @@ class Sessions:
             return None
         return self.workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self._options.device)
 
+    def _open(self, engine: Engine) -> Session:
+        return open_engine(self.workspace, engine)
+
     def correct(self) -> bool:
         """Tell whether the engine was built from a cached export of another model; then it is built and opened again.
 
         A digest does not see everything, and an engine that was given is as it is.
         """
-        if self._given is not None or not self.workspace.correct(self.spec):
+        if self._given is not None or not sum(self.workspace.correct(spec) for spec in self._exported()):
             return False
         self.close()
         del self.built
         return True
+
+    def _exported(self) -> Iterator[EngineSpec]:
+        """Yield the specs whose exports the engine was built from."""
+        yield self.spec
+        if isinstance(self.engine, StagedSession) and self.engine.continued:
+            yield self.spec.later_steps({})
 
     def close(self) -> None:
         """Release the sessions that were opened."""

@@ -157,7 +157,7 @@ def observe(session: Session, engine: Engine, fed: Fed, step: int, tokens: torch
     value_of = {tap.site: tap.value for tap in engine.taps}
     if not isinstance(fed, TokenBatch):
         if step:
-            raise UsageError(f"step {step} was asked for, a model without a cache has step 0 alone")
+            raise UsageError(f"step {step} was asked for, this model has repros of step 0 alone")
         session.start(next((t.shape[0] for t in fed.values() if t.ndim), 1))
         outputs = session.step(fed, lambda s, t: seen.__setitem__(value_of[s], t.clone()))
         return Moment({**fed, **outputs, **seen}, None, 0)

@@ -17,6 +17,7 @@ from ditto_core.compare.tokens import Flip, LogitsMetrics, measure_logits, next_
 from ditto_core.compare.tolerance import EPSILON, INTEGERS, TABLE, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
+from ditto_core.model.forward import DECODED
 from ditto_core.sites import Tap
 from ditto_core.spec import DTYPES
 from ditto_core.stepping.floor import Floor, Noise
@@ -86,7 +87,9 @@ class Comparer:
         self._dtype = dtype
         self._taps = {tap.site: (i, tap) for i, tap in enumerate(taps)}
         self.step = step
-        self._generated = generated
+        decoded = DECODED in inputs  # what has logits is not what ``input_ids`` and the mask speak of
+        self._generated = generated and not decoded
+        self._masked_logits = not decoded
         self._found = found
         self._mask = of_tokens(inputs, "attention_mask")
         self._ids = of_tokens(inputs, "input_ids")
@@ -96,6 +99,8 @@ class Comparer:
         self._noisy: dict[str, torch.Tensor] = {}
         self.noisy_outputs: Mapping[str, torch.Tensor] = {}
         self._repeated: dict[str, torch.Tensor] = {}
+        self.idle: frozenset[str] = frozenset()
+        """The sites among the taps that are not computed in this step."""
         self.outputs: Mapping[str, torch.Tensor] = {}
         """The engine's final outputs: taps of the same values are kept until the reference has its own."""
         self._held: dict[str, tuple[Tap, torch.Tensor, torch.Tensor]] = {}
@@ -150,7 +155,7 @@ class Comparer:
                 self._found.note(f"{site} is a mask that only the engine has; it is not compared")
             else:
                 self._found.missing.setdefault(site, "the reference did not compute it")
-        for site in self._taps.keys() - self._delivered:
+        for site in self._taps.keys() - self._delivered - self.idle:
             self._found.missing.setdefault(site, f"the engine did not deliver it at step {self.step}")
 
     def finish_untapped(self, deployed: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
@@ -217,7 +222,7 @@ class Comparer:
 
     def _real_tokens(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits [tokens, vocab] of a batch [batch, length, vocab] without its padding."""
-        mask = None if self._mask is None else self._mask[:, -logits.shape[1] :].bool()
+        mask = self._mask[:, -logits.shape[1] :].bool() if self._masked_logits and self._mask is not None else None
         if mask is None or mask.shape != logits.shape[:2]:
             return logits.flatten(0, 1)
         return logits[mask.to(logits.device)]

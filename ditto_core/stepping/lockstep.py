@@ -16,11 +16,12 @@ from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, SiteResult, TokenResult
 from ditto_core.compare.tolerance import Tolerance, quantized_bounds
 from ditto_core.errors import RunError
-from ditto_core.session import Session, TapSink
+from ditto_core.model.forward import DECODED
+from ditto_core.session import Session, Staged, TapSink
 from ditto_core.sites import final_site
 from ditto_core.stepping.comparer import Comparer, Measured
 from ditto_core.stepping.floor import Floor
-from ditto_core.stepping.prompts import Sequencer, TokenBatch, greedy
+from ditto_core.stepping.prompts import SourceBatch, TokenBatch, greedy
 
 if TYPE_CHECKING:
     from ditto_core.trace import StepWriter
@@ -77,7 +78,7 @@ class Sides:
 
 def lockstep(
     sides: Sides,
-    batch: TokenBatch,
+    batch: TokenBatch | SourceBatch,
     *,
     steps: int,
     forced: bool = True,
@@ -95,7 +96,7 @@ def lockstep(
     found = Measured(floor=floor or {})
     tolerance = tolerance or Tolerance()
     sides.start(batch.rows)
-    engine_side, reference_side = Sequencer(batch), Sequencer(batch)
+    engine_side, reference_side = batch.sequencer(), batch.sequencer()
     for step in range(steps):
         engine_inputs = engine_side.inputs()
         ours, theirs = run_step(sides, step, engine_inputs, reference_side.inputs(), found, tolerance, generated=True)
@@ -143,7 +144,7 @@ def run_step(
 ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
     """Run one step on every side and add what it shows to ``found``; return both sides' final outputs."""
     engine = sides.engine
-    axes = {"logits": ("batch", "length", "")} if generated else sides.axes
+    axes = {"logits": ("batch", "length", "")} if generated and DECODED not in reference_inputs else sides.axes
     comparer = Comparer(
         engine.taps,
         step,
@@ -157,6 +158,7 @@ def run_step(
     )
     comparer.outputs = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
     ours = comparer.outputs
+    comparer.idle = engine.idle if isinstance(engine, Staged) else frozenset()
     if generated and "logits" not in ours:
         raise RunError(
             f"{engine.info.label} returned no logits at step {step}: it has {', '.join(ours) or 'no outputs'}"
@@ -218,7 +220,7 @@ def observe(
 def token_results(
     sides: Sides,
     found: Measured,
-    batch: TokenBatch,
+    batch: TokenBatch | SourceBatch,
     tolerance: Tolerance,
     decode: Callable[[list[int]], str] | None,
 ) -> tuple[TokenResult, ...]:

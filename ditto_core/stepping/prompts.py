@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ditto_core.errors import UsageError
+from ditto_core.model.forward import DECODED, later_inputs
 
 Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Left-padded prompts: ``input_ids`` and ``mask``, int64 [batch, length]; ``mask`` is 0 on padding."""
+    """Padded prompts: ``input_ids`` and ``mask``, int64 [batch, length]; ``mask`` is 0 on padding."""
 
     input_ids: torch.Tensor
     mask: torch.Tensor
@@ -31,11 +32,35 @@ class TokenBatch:
         """Tell whether any row has padding."""
         return not bool(self.mask.all())
 
+    def sequencer(self) -> Sequencer:
+        """Return what makes the inputs of each step."""
+        return Sequencer(self)
+
+
+@dataclass(frozen=True)
+class SourceBatch:
+    """What an encoder-decoder generates from: ``encoded``, its encoder's inputs by name, and the decoder's first ids,
+    ``start``, int64 [batch, length]."""
+
+    encoded: Mapping[str, torch.Tensor]
+    start: torch.Tensor
+    texts: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Number of sequences."""
+        return self.start.shape[0]
+
+    def sequencer(self) -> SourceSequencer:
+        """Return what makes the inputs of each step."""
+        return SourceSequencer(self)
+
 
 def encode(
-    prompts: Prompt | Sequence[Prompt], *, tokenizer: Any = None, vocab_size: int = 0, pad: int = 0
+    prompts: Prompt | Sequence[Prompt], *, tokenizer: Any = None, vocab_size: int = 0, pad: int = 0, left: bool = True
 ) -> TokenBatch:
-    """Turn one prompt or several (text, or token ids) into a left-padded batch. Ids may be tensors or arrays.
+    """Turn one prompt or several (text, or token ids) into a batch, padded on the ``left`` or the right. Ids may be
+    tensors or arrays.
 
     Raises :class:`UsageError` for an empty prompt, text without a tokenizer, or an id outside the vocabulary.
     """
@@ -49,9 +74,14 @@ def encode(
         if bad:
             raise UsageError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}")
     longest = max(map(len, ids))
-    padded = torch.tensor([[pad] * (longest - len(row)) + row for row in ids], dtype=torch.int64)
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids], dtype=torch.int64)
-    return TokenBatch(padded, mask, tuple(row if isinstance(row, str) else "" for row in rows))
+
+    def padded(row: list[int], fill: int) -> list[int]:
+        more = [fill] * (longest - len(row))
+        return more + row if left else row + more
+
+    tokens = torch.tensor([padded(row, pad) for row in ids], dtype=torch.int64)
+    mask = torch.tensor([padded([1] * len(row), 0) for row in ids], dtype=torch.int64)
+    return TokenBatch(tokens, mask, tuple(row if isinstance(row, str) else "" for row in rows))
 
 
 def is_single(prompts: Any) -> bool:
@@ -97,6 +127,21 @@ class Sequencer:
         self.past += self._next.shape[1]
         self._next = tokens.reshape(-1, 1)
         self._mask = torch.cat([self._mask, torch.ones_like(self._next)], 1)
+
+
+class SourceSequencer:
+    """Makes the inputs of an encoder-decoder's steps: the encoder's in the first, the new tokens in each."""
+
+    def __init__(self, batch: SourceBatch) -> None:
+        self._given = {**batch.encoded, DECODED: batch.start}
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return a step's inputs. ``attention_mask`` [batch, source], of the encoder's tokens, is one of every step."""
+        return self._given
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Go on with the next token of each row, int64 [batch]."""
+        self._given = later_inputs(self._given, tokens.reshape(-1, 1))
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:

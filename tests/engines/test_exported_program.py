@@ -42,6 +42,16 @@ def test_rows_are_bounded_by_the_profile(tmp_path):
     assert rows.upper == 4
 
 
+def test_dimensions_that_the_spec_names_are_dynamic_and_bounded(tmp_path):
+    dynamic = {"input": {2: "rows", 3: "columns"}}
+    spec = EngineSpec.of(conv_net, dynamic=dynamic, profile={"rows": (8, 16, 20), "columns": (8, 16, 30)})
+    program = BuildRequest(spec, tmp_path / "model.onnx", (), ("output",), False, tmp_path).exported_program().exported
+    assert {size.upper for size in program.range_constraints.values()} == {8, 20, 30}
+    module = conv_net()[0].eval()
+    images = torch.randn(3, 3, 18, 10)
+    assert torch.allclose(program.module()(images)[0], module(images), atol=1e-6)
+
+
 class Refusing(torch.nn.Module):
     def forward(self, x):
         return x + 1 if x.sum().item() > 0 else x

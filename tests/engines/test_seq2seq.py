@@ -1,0 +1,122 @@
+"""Encoder-decoders generate: the encoder runs in the first step, the decoder in all, with both attentions' caches."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ditto_core.cache import Cache
+from ditto_core.errors import UsageError
+from ditto_core.pair.pair import Pair
+from ditto_core.spec import EngineSpec
+from tests.faults.inject import FaultyWorkspace
+from tests.zoo import FAMILIES, factory
+
+PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
+STEPS = 5
+
+
+def small(name, **fields):
+    """Make a family of the zoo with one layer on each side."""
+    layers = {"num_layers": 1} if name == "t5" else {"encoder_layers": 1, "decoder_layers": 1}
+    return replace(FAMILIES[name], fields={**FAMILIES[name].fields, **layers, **fields})()
+
+
+def t5():
+    """Of larger weights than the zoo's, so that it does not repeat one token."""
+    return small("t5", initializer_factor=4.0, tie_word_embeddings=False)
+
+
+def whisper():
+    return small("whisper")
+
+
+def sounds():
+    return {"input_features": torch.randn(2, 16, 60, generator=torch.Generator().manual_seed(1))}
+
+
+SOURCES = {"t5": (t5, PROMPTS), "whisper": (whisper, sounds())}
+
+
+@pytest.fixture
+def pair_of(workspace):
+    pairs = []
+
+    def make(source, workspace=workspace, **fields):
+        pairs.append(Pair(workspace, EngineSpec.of(source, **{"outputs": "**", **fields})))
+        return pairs[-1]
+
+    yield make
+    for pair in pairs:
+        pair.close()
+
+
+def tokens_of_transformers(module, given):
+    """What ``generate`` of transformers makes of the same source, [rows, STEPS]."""
+    if not isinstance(given, dict):
+        given = {
+            "input_ids": torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 0, 0]]),
+            "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+        }
+    settings = {"do_sample": False, "num_beams": 1, "eos_token_id": None, "forced_eos_token_id": None}
+    return module.generate(**given, max_new_tokens=STEPS, **settings)[:, -STEPS:].tolist()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_step_passes_on_the_tokens_of_transformers_own_generate(pair_of, name):
+    source, given = SOURCES[name]
+    pair = pair_of(source)
+    run = pair.generate(given, max_new_tokens=STEPS)
+    run.assert_close()
+    run.assert_same_tokens()
+    assert run.steps == STEPS
+    assert not run.missing
+    assert [list(row.engine) for row in run.tokens] == tokens_of_transformers(pair.sessions.model.module, given)
+    sites = {step: {r.site for r in run if r.step == step} for step in range(STEPS)}
+    encoder = {site for site in sites[0] if "encoder." in site.replace("decoder.", "")}
+    assert len(encoder) >= 9
+    assert not encoder & sites[1]
+    assert len([site for site in sites[STEPS - 1] if "decoder." in site]) >= 14
+    assert all(result.floor is not None for result in run)
+    whole = pair.run()
+    whole.assert_close()
+    assert len(whole.sites) >= 20
+
+
+def test_the_decoder_may_start_with_several_tokens(pair_of):
+    pair = pair_of(whisper)
+    run = pair.generate({**sounds(), "decoder_input_ids": torch.tensor([[1, 7, 9], [1, 8, 9]])}, max_new_tokens=2)
+    run.assert_close()
+    assert {r.step for r in run} == {0, 1}
+
+
+def other_values(edit):
+    """In the later steps' graph, layer 0 attends to the keys of what was encoded in place of the values."""
+    for node in edit.graph.node:
+        node.input[:] = ["state.0.cross_key" if name == "state.0.cross_value" else name for name in node.input]
+
+
+def test_a_fault_in_the_decoders_cross_attention_is_found_at_its_site_and_step(pair_of, shared_cache_dir, tmp_path):
+    faulty = FaultyWorkspace(Cache(shared_cache_dir), other_values, tmp_path)
+    run = pair_of(whisper, faulty, outputs=("**", "**:**")).generate(sounds(), max_new_tokens=3, localize=True)
+    assert not run
+    assert (run.first_bad.site, run.first_bad.step) == ("model.decoder.layers.0.encoder_attn:context", 1)
+    first = run.localization.first
+    assert (first.site, first.step) == ("model.decoder.layers.0.encoder_attn:context", 1)
+    assert [blamed.site for blamed in run.localization.blamed] == [first.site]
+
+
+def test_a_healthy_encoder_decoder_is_blamed_nowhere(pair_of):
+    run = pair_of(whisper, outputs=("**", "**:**")).generate(sounds(), max_new_tokens=3, localize=True)
+    run.assert_close()
+    assert not run.localization.blamed
+    assert {"model.encoder.layers.0.fc2", "model.decoder.layers.0.encoder_attn:probs"} <= set(run.localization.by_site)
+
+
+def test_what_an_encoder_needs_is_told(pair_of):
+    with pytest.raises(UsageError, match="encodes input_features"):
+        pair_of(whisper).generate(PROMPTS)
+    with pytest.raises(UsageError, match="no input 'input_ids', expected input_features"):
+        pair_of(whisper).generate({"input_ids": torch.tensor([PROMPTS[0]])})
+    with pytest.raises(UsageError, match="got inputs by name"):
+        pair_of(factory("llama")).generate({"input_ids": torch.tensor([PROMPTS[0]])})

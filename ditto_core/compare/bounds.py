@@ -25,6 +25,9 @@ QUALITIES = ("cosine", "snr_db", "psnr_db")
 REQUESTED = re.compile(r"(?P<kind>abs|rel)_p(?P<percent>\d+(?:\.\d+)?)|moved|outside_both")
 """Metrics that are measured only where a rule names them; :mod:`ditto_core.compare.requested` has them."""
 
+FUNCTION = re.compile(r"[\w.]+:[\w.<>]+")
+"""``package.module:function``, as :func:`name_of` writes it."""
+
 METRIC_GROUP = "ditto_core.metrics"
 """Entry points of this group are metrics ``(actual, expected) -> float`` and preparations ``tensor -> tensor``."""
 
@@ -180,5 +183,5 @@ def is_metric(name: Any) -> bool:
     found = REQUESTED.fullmatch(name)
     if found:
         return found["percent"] is None or float(found["percent"]) <= 100
-    known = name in METRICS + QUALITIES + LOGITS_METRICS or ":" in name
-    return known or name in entry_points(group=METRIC_GROUP).names
+    known = name in METRICS + QUALITIES + LOGITS_METRICS or FUNCTION.fullmatch(name)
+    return bool(known) or name in entry_points(group=METRIC_GROUP).names

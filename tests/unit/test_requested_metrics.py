@@ -209,6 +209,7 @@ def test_tensors_pass_through_a_preparation_before_any_metric():
 @pytest.mark.parametrize(
     ("table", "told"),
     [
+        ({"metric": ":spread", "bound": 1}, ":spread"),
         ({"prepare": unfit, "bound": 1}, "unfit"),
         ({"prepare": broken, "bound": 1}, "no such kernel"),
         ({"metric": broken, "bound": 1}, "no such kernel"),

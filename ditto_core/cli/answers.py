@@ -33,7 +33,7 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write one entry a lost answer here.")] = None,
     cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
 ) -> None:
-    """Take the answers that only the reference got right, replay them, and count which site is to blame."""
+    """Count which sites explain lost answers. Those that only the reference got right are replayed."""
     from ditto_core.cli import screen
     from ditto_core.cli.build import pair as key_value
     from ditto_core.cli.build import sizes

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ditto_core.engines.workspace import open_session as open_session
     from ditto_core.errors import DittoError as DittoError
     from ditto_core.model.recorder import tap as tap
+    from ditto_core.pair.comparing import compare_engine as compare_engine
     from ditto_core.pair.pair import Pair as Pair
     from ditto_core.pair.pair_options import PairOptions as PairOptions
     from ditto_core.spec import EngineSpec as EngineSpec
@@ -39,6 +40,7 @@ _PUBLIC = {
     "assert_close": "ditto_core.compare.assertion",
     "build": "ditto_core.engines.workspace",
     "compare_dumps": "ditto_core.compare.dumps",
+    "compare_engine": "ditto_core.pair.comparing",
     "DittoError": "ditto_core.errors",
     "EngineSpec": "ditto_core.spec",
     "ModelSource": "ditto_core.spec",
@@ -63,6 +65,7 @@ __all__ = [
     "assert_close",
     "build",
     "compare_dumps",
+    "compare_engine",
     "open_session",
     "tap",
 ]

@@ -162,7 +162,7 @@ SETTINGS = (
     Setting(
         "reports",
         read_reports,
-        "Write all comparisons of this run to PATH, as html, json or markdown; repeatable",
+        "Write all comparisons of this run to PATH, as html, json, markdown or history; repeatable",
         "KIND:PATH",
         "DITTO_REPORT",
         flag_name="report",

@@ -15,7 +15,7 @@ from ditto_core.errors import nearest
 FAILED, ALL = "failed", "all"
 
 
-REPORTS = ("html", "json", "markdown")
+REPORTS = ("history", "html", "json", "markdown")
 
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")

@@ -83,12 +83,14 @@ def write_all(config: pytest.Config, files: Iterable[tuple[str, str]]) -> Iterat
     rules = config.stash[OPTIONS].calibrate
     if rules is not None:
         yield calibrated(runs.values(), rules)
-    for kind, path in config.stash[OPTIONS].reports:
+    wanted = sorted(config.stash[OPTIONS].reports, key=lambda report: report[0] != "history")  # a page shows it
+    history = next((path for kind, path in wanted if kind == "history"), None)
+    for kind, path in wanted:
         if not runs:
             yield f"ditto-engine: no {kind} report, nothing was compared"
             continue
         try:
-            write_report(kind, runs, path)
+            write_report(kind, runs, path, history)
             yield f"ditto-engine: {kind} report: {path}"
         except DittoError as error:
             yield f"ditto-engine: no {kind} report: {error}"

@@ -241,12 +241,13 @@ class EngineTensor:
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """A layer of an engine: its kernel, and the module paths whose computation it holds."""
+    """A layer of an engine: its kernel, the module paths whose computation it holds, the dtypes of its outputs."""
 
     name: str
     kind: str
     kernel: str = ""
     modules: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

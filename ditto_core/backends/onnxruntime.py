@@ -91,7 +91,15 @@ class OnnxRuntimeBackend:
         graph = Graph.read(directory / ENGINE_FILE)
         tensors = {name: EngineTensor(name, graph.dtype(name), shape) for name, shape in graph.shapes.items()}
         nodes = graph.described.values()
-        layers = (EngineLayer(n.name, n.operator, modules=(n.module,) if n.module else ()) for n in nodes)
+        layers = (
+            EngineLayer(
+                n.name,
+                n.operator,
+                modules=(n.module,) if n.module else (),
+                dtypes=tuple(dict.fromkeys(graph.dtype(name) for name in n.outputs if name in graph.declared)),
+            )
+            for n in nodes
+        )
         inputs, outputs = (tuple(tensors[name] for name in names) for names in (graph.inputs, graph.outputs))
         return Inspection(inputs, outputs, tuple(layers))
 

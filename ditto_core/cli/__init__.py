@@ -14,7 +14,7 @@ from ditto_core.errors import DittoError
 from ditto_core.visible import visible
 
 COMMANDS = (
-    *("init", "sites", "build", "align", "run", "compare", "localize", "report", "inspect", "fuzz"),
+    *("init", "sites", "build", "align", "run", "compare", "localize", "report", "inspect", "fuzz", "answers"),
     *("calibrate", "doctor"),
 )
 INTERRUPTED = 130

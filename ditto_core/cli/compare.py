@@ -22,7 +22,8 @@ def command(
     expected: Annotated[Path, typer.Argument(help="The reference's dump.")],
     name_map: Annotated[Path | None, typer.Option(help="File that aligns the names of the two sides.")] = None,
     tolerance: Annotated[
-        list[str] | None, typer.Option(help="SELECTOR=BOUND on rel-L2, or METRIC:SELECTOR=BOUND; repeatable.")
+        list[str] | None,
+        typer.Option(help="SELECTOR=BOUND on rel-L2, METRIC:SELECTOR=BOUND, or METRIC:SELECTOR>=BOUND; repeatable."),
     ] = None,
     tolerances: Annotated[
         Path | None, typer.Option(help="TOML file of rules [default: tool.ditto_core.tolerances of pyproject.toml].")
@@ -44,6 +45,7 @@ def command(
     rtol: Annotated[float | None, typer.Option(help="Element-wise relative tolerance of the mismatch count.")] = None,
     atol: Annotated[float | None, typer.Option(help="Element-wise absolute tolerance of the mismatch count.")] = None,
     equal_nan: Annotated[bool, typer.Option("--equal-nan", help="A NaN equals a NaN.")] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="A NaN or Inf fails though both sides have it.")] = False,
     ignore_missing: Annotated[
         bool,
         typer.Option("--ignore-missing", help="Compare what both have; else a name of one side only is exit code 2."),
@@ -54,7 +56,7 @@ def command(
     """Compare two dumps, step by step and name by name."""
     from ditto_core.compare.dumps import compare_dumps
     from ditto_core.compare.rules import calibrate as write_rules
-    from ditto_core.compare.tolerance import EPSILON, QUANTIZED
+    from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance
     from ditto_core.spec import parse_dtype
     from ditto_core.stepping.dumps import compare_offline
 
@@ -63,7 +65,7 @@ def command(
     pairs = compare_dumps(actual, expected, name_map=name_map, **options)
     found = compare_offline(
         pairs,
-        tolerance=tolerance_of(tolerance or [], tolerances),
+        tolerance=Tolerance(finite=validate).over(tolerance_of(tolerance or [], tolerances)),
         rtol=rtol,
         atol=atol,
         equal_nan=equal_nan,
@@ -103,15 +105,20 @@ def tolerance_of(texts: list[str], file: Path | None) -> Tolerance:
 
 
 def parse_rule(text: str) -> Rule:
-    """Read ``SELECTOR=BOUND`` or ``METRIC:SELECTOR=BOUND``."""
-    from ditto_core.compare.bounds import LOGITS_METRICS, METRICS, Rule
+    """Read ``SELECTOR=BOUND``, ``METRIC:SELECTOR=BOUND`` or ``METRIC:SELECTOR>=BOUND``; a metric of yours may be
+    ``package.module:function``.
+    """
+    from ditto_core.compare.bounds import Rule, is_metric
 
-    selector, _, bound = text.rpartition("=")
-    metric, colon, rest = selector.partition(":")
+    name, _, bound = text.rpartition("=")
+    least, name = name.endswith(">"), name.removesuffix(">")
     try:
         number = float(bound)
     except ValueError as error:
         raise UsageError(f"--tolerance got {text!r}, expected SELECTOR=BOUND such as '**=1e-3'") from error
-    if colon and metric in METRICS + LOGITS_METRICS:
-        return Rule(rest, number, metric=metric)
-    return Rule(selector, number)
+    parts = name.split(":")
+    for cut in (1, 2):
+        metric = ":".join(parts[:cut])
+        if len(parts) > cut and is_metric(metric):
+            return Rule(":".join(parts[cut:]), number, metric=metric, at_least=least)
+    return Rule(name, number, at_least=least)

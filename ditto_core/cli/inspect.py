@@ -24,14 +24,15 @@ def command(
     engine: Annotated[Path, typer.Argument(help="Engine directory, as `ditto build` prints it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     layers: Annotated[bool, typer.Option(help="Show layers and kernels.")] = True,
+    against: Annotated[
+        Path | None, typer.Option(help="Another engine directory: show what differs from it, module by module.")
+    ] = None,
 ) -> None:
     """Show what is inside an engine. Inputs, outputs, profiles, layers, taps and where each tap comes from."""
-    from ditto_core.backends.base import Inspectable, get_backend
-    from ditto_core.engines.engine import Engine
-
-    built = Engine.load(engine)
-    backend = get_backend(built.spec.backend)
-    inside = backend.inspect(built.directory) if isinstance(backend, Inspectable) else None
+    built, inside = opened(engine)
+    if against is not None:
+        show_changes(built, inside, against, as_json=as_json)
+        return
     if as_json:
         typer.echo(json.dumps(to_json(built, inside), indent=1, default=str))
         return
@@ -41,6 +42,36 @@ def command(
     for table in tables(built, inside, layers):
         if table.row_count:
             console.print(table)
+
+
+def opened(directory: Path) -> tuple[Engine, Inspection | None]:
+    """Load an engine and look inside, where its backend can."""
+    from ditto_core.backends.base import Inspectable, get_backend
+    from ditto_core.engines.engine import Engine
+
+    built = Engine.load(directory)
+    backend = get_backend(built.spec.backend)
+    return built, backend.inspect(built.directory) if isinstance(backend, Inspectable) else None
+
+
+def show_changes(built: Engine, inside: Inspection | None, against: Path, *, as_json: bool) -> None:
+    """Print what differs between two engines."""
+    from ditto_core.engines.difference import differences
+    from ditto_core.engines.difference import to_json as changes_to_json
+
+    other, theirs = opened(against)
+    changes = differences(built, inside, other, theirs)
+    if as_json:
+        typer.echo(json.dumps(changes_to_json(changes), indent=1))
+        return
+    if inside is None or theirs is None:
+        blind = built if inside is None else other
+        typer.echo(f"note: {blind.spec.backend} engines cannot be looked into: settings only", err=True)
+    modules = sum(change.kind == "module" for change in changes)
+    typer.echo(f"{len(changes)} differences, {modules} modules with other operators")
+    if changes:
+        rows = [(change.kind, change.place, change.before, change.now) for change in changes]
+        Console().print(table("", ("what", "where", visible(against.name), visible(built.directory.name)), rows))
 
 
 def to_json(engine: Engine, inside: Inspection | None) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ditto_core.errors import UsageError
+from ditto_core.visible import visible
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -34,6 +36,10 @@ def command(
             help="An earlier run's: show in Markdown which sites got worse since; --markdown, --json: to files."
         ),
     ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(help="Add the run to this JSONL file, a line a test and commit, and show it; --html draws it."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="All sites in the table, not the worst.")] = False,
 ) -> None:
     """Show a comparison that was made before. Without an option, as a table."""
@@ -41,15 +47,18 @@ def command(
     from ditto_core.report.source import open_comparison
 
     if against is not None:
-        if html or junit or figure or overlay or onnx:
+        if html or junit or figure or overlay or onnx or history:
             raise UsageError("--against goes with --markdown and --json alone")
         show_changes(source, against, markdown, json)
         return
-    found = open_comparison(source)
     wanted = {"html": html, "markdown": markdown, "junit": junit, "figure": figure, "json": json}
+    name = show_history(source, history) if history is not None else ""
+    if history is not None and not any((*wanted.values(), overlay, onnx)):
+        return
+    found = open_comparison(source)
     for kind, path in wanted.items():
         if path is not None:
-            write(found, kind, path)
+            write({name if kind == "html" else "": found}, kind, path, history)
     if overlay is not None or onnx is not None:
         write_graphs(found, overlay, onnx, model)
     if not any((*wanted.values(), overlay, onnx)):
@@ -81,11 +90,24 @@ def show_changes(source: Path, against: Path, markdown: Path | None, json_file: 
         typer.echo(text)
 
 
-def write(found: Comparison, kind: str, path: Path) -> None:
+def show_history(source: Path, history: Path) -> str:
+    """Add the comparisons of a run to a history, and print what it holds of their tests; return the first's name."""
+    from ditto_core.report.history import markdown, read
+    from ditto_core.report.source import open_comparisons
+    from ditto_core.report.write import write_report
+
+    runs = open_comparisons(source, named=True)
+    write_report("history", runs, history)
+    names = [visible(name) for name in runs]
+    typer.echo(markdown([entry for entry in read(history) if entry.test in names]))
+    return next(iter(runs))
+
+
+def write(runs: Mapping[str, Comparison], kind: str, path: Path, history: Path | None) -> None:
     """Write one form of a comparison. Raises :class:`UsageError` when the path cannot be written."""
     from ditto_core.report.write import write_report
 
-    write_report(kind, {"": found}, path)
+    write_report(kind, runs, path, history)
     typer.echo(f"{kind}: {path}", err=True)
 
 

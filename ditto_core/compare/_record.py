@@ -38,6 +38,8 @@ class Metrics:
     - ``max_actual``, ``max_expected``: largest finite |x|; ``headroom``: max_actual / the dtype's largest number.
     - ``scale``: least-squares factor <a,b> / <b,b> that maps expected onto actual; ``scale_residual``: rel_l2 that
       is left after it (not resolved below about 1e-8).
+    - ``psnr_db``: 20 log10(max_expected / rms).
+    - ``requested``: ``(name, value)`` of what only a rule asked for: percentiles, a function of the user's.
     - ``by_row``, ``by_position``, ``by_head``: rel_l2 along the axes ``batch``, ``length`` (else ``total``, else
       ``past``) and ``head``; empty where there is no such axis.
     """
@@ -85,6 +87,16 @@ class Metrics:
     by_row: tuple[float, ...] = ()
     by_position: tuple[float, ...] = ()
     by_head: tuple[float, ...] = ()
+    requested: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def psnr_db(self) -> float:
+        """The peak signal-to-noise ratio; the peak is the reference's largest magnitude. -inf for an unequal NaN."""
+        if self.nonfinite_mismatch:
+            return -math.inf
+        if not self.rms:
+            return math.inf
+        return 20 * math.log10(self.max_expected / self.rms) if self.max_expected else -math.inf
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for strict JSON: NaN and Inf become ``"nan"``, ``"inf"``, ``"-inf"``."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from typing import Any
 
 from ditto_core.compare.verdict import EXPLAINED, Verdict, decide
@@ -17,6 +19,18 @@ METRICS = (
 )
 """Metrics of a tensor that a rule may bound from above."""
 
+QUALITIES = ("cosine", "snr_db", "psnr_db")
+"""Metrics of a tensor that are better the larger they are: a rule bounds them from below."""
+
+REQUESTED = re.compile(r"(?P<kind>abs|rel)_p(?P<percent>\d+(?:\.\d+)?)|moved|outside_both")
+"""Metrics that are measured only where a rule names them; :mod:`ditto_core.compare.requested` has them."""
+
+FUNCTION = re.compile(r"[\w.]+:[\w.<>]+")
+"""``package.module:function``, as :func:`name_of` writes it."""
+
+METRIC_GROUP = "ditto_core.metrics"
+"""Entry points of this group are metrics ``(actual, expected) -> float`` and preparations ``tensor -> tensor``."""
+
 LOGITS_METRICS = ("kl_mean", "kl_p99", "kl_max", "top1_disagreement")
 """Metrics of a step's logits that a rule may bound from above: KL in nats, and the share of other greedy tokens."""
 
@@ -25,10 +39,12 @@ FIELDS: tuple[tuple[str, Any, str], ...] = (
     ("rtol", int | float, "a number of 0 or more"),
     ("atol", int | float, "a number of 0 or more"),
     ("reason", str, "a text"),
+    ("at_least", bool, "a number, in place of 'bound'"),
+    ("prepare", str, "a function or its name"),
 )
 """What the optional fields of a rule may be."""
 
-INTERNAL = ("selector", "required", "also")
+INTERNAL = ("selector", "required", "also", "functions")
 """Fields of a rule that are not written in its table."""
 
 
@@ -40,6 +56,10 @@ class Rule:
     ``reason`` makes what it allows ``explained``, not ``within``. ``required``: a selector that matches no site is an
     error; the rules of a whole project are not, for they speak of several models. ``also``: the rule holds beside those
     before it in a list of bounds for one selector.
+
+    ``at_least``: the bound is the least that passes. ``prepare`` names a function that both tensors pass through before
+    they are measured. It and ``metric`` may be yours: a name of the entry-point group ``ditto_core.metrics``, or
+    ``package.module:function``; ``functions`` holds those that were given as objects, by such a name.
     """
 
     selector: str
@@ -51,21 +71,34 @@ class Rule:
     atol: float | None = None
     required: bool = True
     also: bool = field(default=False, compare=False)
+    at_least: bool = False
+    prepare: str = ""
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        known = METRICS + LOGITS_METRICS
-        if self.metric not in known:
+        known = METRICS + QUALITIES + LOGITS_METRICS
+        if not is_metric(self.metric):
             hint = nearest(self.metric, known)
-            raise UsageError(f"no tolerance on {self.metric!r} can be set, expected {', '.join(known)}{hint}")
+            raise UsageError(
+                f"no tolerance on {self.metric!r} can be set, expected {', '.join(known)}, abs_pN or rel_pN (exact "
+                f"percentiles), moved, outside_both, or a function of yours such as 'package.module:function'{hint}"
+            )
         if not self.bound >= 0:
             raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a number of 0 or more")
-        if self.metric in ("mismatch_ratio", "top1_disagreement") and 1 < self.bound < math.inf:
+        if self.metric in ("mismatch_ratio", "top1_disagreement", "cosine") and 1 < self.bound < math.inf:
             raise UsageError(f"tolerance for {self.selector!r} is {self.bound}, expected a share from 0 to 1")
+        better = "larger" if self.metric in QUALITIES else "smaller" if self.metric in known else ""
+        if better and self.at_least != (better == "larger"):
+            key = "at_least" if better == "larger" else "bound"
+            raise UsageError(f"tolerance for {self.selector!r}: {self.metric} is better {better}, expected {key!r}")
+        if self.prepare and self.of_logits:
+            raise UsageError(f"tolerance for {self.selector!r}: {self.metric} takes no 'prepare', it is of the logits")
         for name, kind, expected in FIELDS:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, kind) or (kind is not str and not value >= 0):
+            wrong = isinstance(value, bool) != (kind is bool) or not isinstance(value, kind)
+            if wrong or (kind is not str and not value >= 0):
                 raise UsageError(f"tolerance for {self.selector!r} has {name} {value!r}, expected {expected}")
 
     @property
@@ -74,13 +107,20 @@ class Rule:
         return self.metric in LOGITS_METRICS
 
     @property
+    def requested(self) -> str:
+        """The name of what has to be measured for this rule alone; empty where it is measured anyway."""
+        if self.prepare:
+            return f"{self.metric} of {self.prepare}"
+        return "" if self.metric in METRICS + QUALITIES + LOGITS_METRICS else self.metric
+
+    @property
     def text(self) -> str:
         """What a verdict says of the rule."""
         return f"rule {self.selector!r}" + (f": {self.reason}" if self.reason else "")
 
     def decide(self, value: float) -> Verdict:
         """Judge a value of the metric; with a reason, what passes is explained."""
-        verdict = decide(self.metric, value, self.bound, self.text)
+        verdict = decide(self.requested or self.metric, value, self.bound, self.text, at_least=self.at_least)
         return replace(verdict, status=EXPLAINED) if verdict.ok and self.reason else verdict
 
     def applies(self, sites: Sequence[str], step: int) -> bool:
@@ -102,7 +142,8 @@ def parse_rules(selector: str, value: Any) -> Iterator[Rule]:
 def parse_rule(selector: str, value: Any) -> Rule:
     """Read one rule of a table: a number (rel-L2 bound), or a table with the fields of :class:`Rule`.
 
-    ``max_mismatch_ratio`` is short for ``metric = "mismatch_ratio"`` with that bound.
+    ``max_mismatch_ratio`` is short for ``metric = "mismatch_ratio"`` with that bound; ``at_least`` takes the place of
+    ``bound`` where more is better. ``metric`` and ``prepare`` may be functions.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Rule(selector, float(value))
@@ -114,10 +155,33 @@ def parse_rule(selector: str, value: Any) -> Rule:
             if other in fields:
                 raise UsageError(f"tolerance for {selector!r} has max_mismatch_ratio and {other}, expected one")
         fields |= {"bound": fields.pop("max_mismatch_ratio"), "metric": "mismatch_ratio"}
+    if "at_least" in fields:
+        if "bound" in fields:
+            raise UsageError(f"tolerance for {selector!r} has bound and at_least, expected one")
+        fields |= {"bound": fields["at_least"], "at_least": True}
+    functions = {name_of(fields[key]): fields[key] for key in ("metric", "prepare") if callable(fields.get(key))}
+    fields |= {key: name_of(fields[key]) for key in ("metric", "prepare") if callable(fields.get(key))}
     known = [name for name in Rule.__dataclass_fields__ if name not in INTERNAL]
     for name in fields:
         if name not in known:
             raise UsageError(f"tolerance for {selector!r} has no field {name!r}{nearest(name, known)}")
     if isinstance(fields.get("bound"), bool) or not isinstance(fields.get("bound"), int | float):
         raise UsageError(f"tolerance for {selector!r} has no 'bound', expected a number")
-    return Rule(selector, **fields)
+    return Rule(selector, **fields, functions=functions)
+
+
+def name_of(function: Any) -> str:
+    """Return the name under which a function can be found again: ``module:function``."""
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def is_metric(name: Any) -> bool:
+    """Tell whether a rule may bound a metric of this name; one of your module is looked up when it is measured."""
+    if not isinstance(name, str):
+        return False
+    found = REQUESTED.fullmatch(name)
+    if found:
+        return found["percent"] is None or float(found["percent"]) <= 100
+    known = name in METRICS + QUALITIES + LOGITS_METRICS or FUNCTION.fullmatch(name)
+    return bool(known) or name in entry_points(group=METRIC_GROUP).names

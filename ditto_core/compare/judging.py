@@ -10,7 +10,7 @@ from statistics import median
 from ditto_core.compare.bounds import LOGITS_METRICS
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import INTEGERS, QUANTIZED, Tolerance, quantized_bounds
+from ditto_core.compare.tolerance import INTEGERS, NONFINITE, QUANTIZED, Tolerance, quantized_bounds
 from ditto_core.compare.verdict import WITHIN, Verdict, decide
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
@@ -141,7 +141,7 @@ def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ..
     for result in results:
         later = (known.get((result.step, path)) for path in enclosing(result.site))
         fine = any(o and o.order > result.order and o.verdict.status == WITHIN for o in later)
-        healed = not result.verdict.ok and fine and not result.final
+        healed = not result.verdict.ok and fine and not result.final and result.verdict.metric != NONFINITE
         yield replace(result, healed=healed)
 
 

@@ -158,7 +158,8 @@ def spelled(rule: Rule) -> str:
     plain = Rule(rule.selector, rule.bound)
     if rule == plain:
         return f"{rule.bound}"
-    names = [name for name in Rule.__dataclass_fields__ if name not in (*INTERNAL, "bound")]
+    names = [name for name in Rule.__dataclass_fields__ if name not in (*INTERNAL, "bound", "at_least")]
     changed = {name: getattr(rule, name) for name in names if getattr(rule, name) != getattr(plain, name)}
-    texts = (f"{k} = {json.dumps(v) if isinstance(v, str) else v}" for k, v in {"bound": rule.bound, **changed}.items())
+    least = "at_least" if rule.at_least else "bound"
+    texts = (f"{k} = {json.dumps(v) if isinstance(v, str) else v}" for k, v in {least: rule.bound, **changed}.items())
     return f"{{ {', '.join(texts)} }}"

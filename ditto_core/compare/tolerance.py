@@ -31,6 +31,12 @@ Healthy floors are far below ``CEILING / FACTOR``; docs/tolerances.md has the me
 FEW = 32
 """Below this many elements the factor is widened."""
 
+SETTINGS = ("factor", "finite")
+"""Keys of a table of tolerances that are no selectors."""
+
+NONFINITE = "nonfinite"
+"""What is counted where NaN and Inf fail on both sides."""
+
 EPSILON: Mapping[str, float] = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,
@@ -89,16 +95,18 @@ class Tolerance:
     """How errors are judged. ``factor`` multiplies the noise floor; ``rules`` override it, later ones first.
 
     ``allclose``: where no rule decides, every element has to be within its ``rtol`` and ``atol``, whatever the floor.
+    ``finite``: a NaN or Inf fails, though the other side has it too.
     """
 
     factor: float = FACTOR
     rules: tuple[Rule, ...] = field(default=())
     allclose: bool = False
+    finite: bool = False
 
     @classmethod
     def of(cls, value: Any) -> Tolerance:
-        """Build from a tolerance, a factor, or a mapping ``{"factor": 4, "selector": bound | {"bound": …}}``, where a
-        selector may have a list of bounds."""
+        """Build from a tolerance, a factor, or a mapping ``{"factor": 4, "finite": True, "selector": bound |
+        {"bound": …}}``, where a selector may have a list of bounds."""
         if isinstance(value, Tolerance):
             return value
         if value is None:
@@ -107,13 +115,17 @@ class Tolerance:
             return cls(factor=positive(value))
         if not isinstance(value, Mapping):
             raise UsageError(f"a tolerance is a number or a table of selectors, got {type(value).__name__}")
-        rules = (rule for name, bounds in value.items() if name != "factor" for rule in parse_rules(name, bounds))
-        return cls(positive(value.get("factor", FACTOR)), tuple(rules))
+        rules = (rule for name, bounds in value.items() if name not in SETTINGS for rule in parse_rules(name, bounds))
+        finite = value.get("finite", False)
+        if not isinstance(finite, bool):
+            raise UsageError(f"tolerance has finite {finite!r}, expected True or False")
+        return cls(positive(value.get("factor", FACTOR)), tuple(rules), finite=finite)
 
     def over(self, other: Tolerance) -> Tolerance:
         """Return both sets of rules, these overriding ``other``'s, with this factor unless it is the default."""
         factor = self.factor if self.factor != FACTOR else other.factor
-        return Tolerance(factor, (*other.rules, *self.rules), self.allclose or other.allclose)
+        strict = self.allclose or other.allclose, self.finite or other.finite
+        return Tolerance(factor, (*other.rules, *self.rules), *strict)
 
     def optional(self) -> Tolerance:
         """Return the same rules, none of which must be about a site."""
@@ -129,7 +141,7 @@ class Tolerance:
             if selector not in (None, rule.selector):
                 continue
             if not rule.of_logits and rule.applies(sites, step):
-                found.setdefault(rule.metric, rule)
+                found.setdefault(rule.requested or rule.metric, rule)
                 selector = rule.selector
             if found and not rule.also:
                 break
@@ -140,6 +152,10 @@ class Tolerance:
         rules = self.rules_for(sites, step)
         rtol = next((rule.rtol for rule in rules if rule.rtol is not None), None)
         return rtol, next((rule.atol for rule in rules if rule.atol is not None), None)
+
+    def requests(self, names: Sequence[str], step: int) -> list[Rule]:
+        """Return the rules that may decide at a step by what is measured for them alone."""
+        return [rule for rule in self.rules if rule.requested and rule.applies(names, step)]
 
     def logits_rules(self, names: Sequence[str], step: int) -> dict[str, Rule]:
         """Return the rules that decide on the logits at a step, by metric; ``names`` is what the logits are called."""
@@ -188,9 +204,9 @@ class Tolerance:
         by a kernel property, which makes the result ``explained``; the table by dtype. Where the floor is not usable,
         what exceeds the table is ``inconclusive``.
         """
-        rules = self.rules_for(sites, step)
-        if rules:
-            return max((by_rule(rule, metrics) for rule in rules), key=lambda verdict: (not verdict.ok, verdict.margin))
+        decided = self._decided(sites, step, metrics)
+        if decided is not None:
+            return decided
         if exact:
             return self._integers(metrics, floor or 0.0, reason)
         if self.allclose:
@@ -202,6 +218,14 @@ class Tolerance:
             return by_table(metrics, dtype, row)
         parts = self._parts(step, metrics, dtype, kernels, row, element)
         return self._by_floor(step, metrics, dtype, floor, kernels, parts) or without_floor(metrics, dtype, reason)
+
+    def _decided(self, sites: Sequence[str], step: int, metrics: Metrics) -> Verdict | None:
+        """Judge by what the user says: no NaN and Inf on either side, then the rules; None where nothing is said."""
+        nonfinite = metrics.nan_actual + metrics.inf_actual + metrics.nan_expected + metrics.inf_expected
+        if self.finite and nonfinite:
+            return decide(NONFINITE, nonfinite, 0.0, "finite: NaN and Inf fail on either side")
+        verdicts = [by_rule(rule, metrics) for rule in self.rules_for(sites, step)]
+        return max(verdicts, key=lambda verdict: (not verdict.ok, verdict.margin), default=None)
 
     def _integers(self, metrics: Metrics, floor: float, reason: str) -> Verdict:
         """Judge integers: as many may differ as a multiple of those that nearly tie in the reference itself."""
@@ -263,13 +287,19 @@ class Tolerance:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        rules = [{name: encode(value) for name, value in asdict(rule).items()} for rule in self.rules]
-        return {"factor": self.factor, "rules": rules, "allclose": self.allclose}
+        rules = [rule_to_json(rule) for rule in self.rules]
+        return {"factor": self.factor, "rules": rules, "allclose": self.allclose, "finite": self.finite}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
         """Inverse of :meth:`to_json`."""
-        return cls(data["factor"], tuple(map(rule_from_json, data["rules"])), data.get("allclose", False))
+        strict = (data.get(name, False) for name in ("allclose", "finite"))
+        return cls(data["factor"], tuple(map(rule_from_json, data["rules"])), *strict)
+
+
+def rule_to_json(rule: Rule) -> dict[str, Any]:
+    """Return a rule's fields; functions that were given as objects are left out, their names stay."""
+    return {name: encode(value) for name, value in asdict(replace(rule, functions={})).items() if name != "functions"}
 
 
 def rule_from_json(data: Mapping[str, Any]) -> Rule:
@@ -341,9 +371,16 @@ def by_rule(rule: Rule, metrics: Metrics) -> Verdict:
     text = rule.text
     counted = rule.metric in ("mismatched", "mismatch_ratio")
     unequal = metrics.nan_mismatch + metrics.inf_mismatch if counted else metrics.nonfinite_mismatch
-    if unequal and rule.bound < math.inf:
-        return Verdict(DIVERGED, rule.metric, math.inf, rule.bound, f"{text}; {unequal} NaN or Inf are never allowed")
-    return rule.decide(float(getattr(metrics, rule.metric)))
+    if unequal and (rule.at_least or rule.bound < math.inf):
+        text = f"{text}; {unequal} NaN or Inf are never allowed"
+        worst = -math.inf if rule.at_least else math.inf
+        return Verdict(DIVERGED, rule.requested or rule.metric, worst, rule.bound, text, rule.at_least)
+    if not rule.requested:
+        return rule.decide(float(getattr(metrics, rule.metric)))
+    measured = dict(metrics.requested)
+    if rule.requested not in measured:
+        raise UsageError(f"{rule.requested} was not measured for {rule.selector!r}: compare the tensors again with it")
+    return rule.decide(measured[rule.requested])
 
 
 def positive(value: Any) -> float:

@@ -11,17 +11,24 @@ WITHIN, EXPLAINED, DIVERGED, INCONCLUSIVE = "within", "explained", "diverged", "
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was decided at one site and step, by which rule, with how much room: ``margin`` is value / bound."""
+    """What was decided at one site and step, by which rule, with how much room: ``margin`` is value / bound.
+
+    ``at_least``: the bound is the least that passes, and the margin is bound / value.
+    """
 
     status: str
     metric: str
     value: float
     bound: float
     rule: str
+    at_least: bool = False
 
     @property
     def margin(self) -> float:
         """Return value / bound: above 1 it has diverged. A bound of infinity leaves room for anything."""
+        if self.at_least:
+            room = 0.0 if self.value >= self.bound else math.inf
+            return self.bound / self.value if 0 < self.value < math.inf else room
         if self.bound == math.inf:
             return 0.0
         if self.bound:
@@ -41,6 +48,9 @@ class Verdict:
     def __str__(self) -> str:
         if not self.judged:
             return f"{self.metric} {self.value:.1e} not judged ({self.rule})"
+        if self.at_least:
+            sign = ">=" if self.ok else "<"
+            return f"{self.metric} {self.value:.8g} {sign} {self.bound:.8g} ({self.rule})"
         sign = "<=" if self.ok else ">"
         texts = [f"{number:.1e}" for number in (self.value, self.bound)]
         if texts[0] == texts[1] and not self.ok:  # by a hair: more digits show which is larger
@@ -52,6 +62,7 @@ UNJUDGED = Verdict(WITHIN, "rel_l2", 0.0, 0.0, "not judged yet")
 """Stands in a result until all of a run's results are judged together."""
 
 
-def decide(metric: str, value: float, bound: float, rule: str) -> Verdict:
+def decide(metric: str, value: float, bound: float, rule: str, *, at_least: bool = False) -> Verdict:
     """Compare a value with its bound; NaN never passes."""
-    return Verdict(WITHIN if value <= bound else DIVERGED, metric, value, bound, rule)
+    passes = value >= bound if at_least else value <= bound
+    return Verdict(WITHIN if passes else DIVERGED, metric, value, bound, rule, at_least)

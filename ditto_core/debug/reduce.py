@@ -92,7 +92,7 @@ class Search:
         self.graph, self.options, self.iteration = graph, options, iteration
         self.tolerance = options.tolerance or TABLE[main_dtype(graph)]
         self.captured: dict[str, Any] = {}
-        if options.feed:
+        if options.feed or not graph.inputs:
             self.captured = {**capture(graph, options.feed), **options.reference.recorded}
             reference = named_alike(graph, options.feed, self.captured, options.reference)
             self.options = replace(options, reference=reference)
@@ -261,24 +261,27 @@ class Search:
             save_outputs(expected, [{name: tensor(array) for name, array in values.items()}], "reference")
 
     def _make_good(self) -> Made:
-        """Write the reference model, or one that hands its first input through, for the check that must pass."""
+        """Write the reference model, or one that hands its first input (or a constant) through, which must pass."""
         path = self.iteration.iter_artifact
         if path is None:
             raise UsageError("a check needs --iter-artifact, the file that it checks")
         good = self.options.reference.model
         if good is not None:
             feed = fitted(self.options.feed, good.inputs)
-            self._write(good.model, feed, self.options.reference.outputs(self.graph, feed) if feed else {}, path)
+            self._write(
+                good.model, feed, self.options.reference.outputs(self.graph, feed) if self.captured else {}, path
+            )
             return {}
         name = next(iter(self.graph.inputs), None)
-        if name is None:
-            raise UsageError("the model has no inputs: give --reference MODEL, so that a good model can be checked")
-        value = self.graph.typed(name, self.captured)
+        one = onnx.helper.make_tensor_value_info("one", onnx.TensorProto.FLOAT, [1])
+        value = one if name is None else self.graph.typed(name, self.captured)
         passed = onnx.ValueInfoProto()
         passed.CopyFrom(value)
-        passed.name = f"{name}_passed"
-        node = onnx.helper.make_node("Identity", [name], [passed.name])
-        self._write(self.graph.with_graph([node], [value], [passed], []), self.captured, {}, path)
+        passed.name = f"{value.name}_passed"
+        taken = [] if name is None else [value]
+        weights = [] if name else [onnx.helper.make_tensor(one.name, onnx.TensorProto.FLOAT, [1], [1.0])]
+        node = onnx.helper.make_node("Identity", [value.name], [passed.name])
+        self._write(self.graph.with_graph([node], taken, [passed], weights), self.captured, {}, path)
         return {}
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.result import TokenResult
+    from ditto_core.report.history import Entry
     from ditto_core.session import SessionInfo
 
 LIMIT = 6_000_000
@@ -35,12 +36,19 @@ CAUSES = 8
 """Causes, and blamed sites, that a page lists; the first of each are the likeliest."""
 
 
-def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIMIT, folder: Path | None = None) -> str:
+def html_report(
+    runs: Comparison | Mapping[str, Comparison],
+    *,
+    limit: int = LIMIT,
+    folder: Path | None = None,
+    history: Sequence[Entry] = (),
+) -> str:
     """Return the report as a page: a comparison, or several by name (a pytest node id, for instance).
 
     ``folder`` is where the page will lie, from which links lead to dumps and repros (default: the working directory).
-    Scatter plots and worst elements come from the comparison's dump, if there is one. What does not fit into
-    ``limit`` bytes is left out, details of the least important results first, and the page says so. Raises
+    ``history``: what the runs of earlier commits found, which is drawn for each test. Scatter plots and worst elements
+    come from the comparison's dump, if there is one. What does not fit into ``limit`` bytes is left out, details of the
+    least important results first, and the page says so. Raises
     :class:`UsageError` when the extra ``report`` is not installed or there is nothing to report.
     """
     named = runs if isinstance(runs, Mapping) else {"": runs}
@@ -49,7 +57,7 @@ def html_report(runs: Comparison | Mapping[str, Comparison], *, limit: int = LIM
     named = {visible(name): run.shown for name, run in named.items()}
     budget = Budget()
     while True:
-        page = render(named, share(budget, len(named)), folder or Path())
+        page = render(named, share(budget, len(named)), folder or Path(), history)
         if len(page.encode()) <= limit or not budget.details:
             return page
         budget = budget.halved()
@@ -65,12 +73,12 @@ def share(budget: Budget, count: int) -> Budget:
     return Budget(budget.details // count, budget.points // count)
 
 
-def render(named: Mapping[str, Comparison], budget: Budget, folder: Path) -> str:
+def render(named: Mapping[str, Comparison], budget: Budget, folder: Path, history: Sequence[Entry]) -> str:
     """Return the page with as much detail as the budget allows."""
     from ditto_core.version import __version__
 
     data = [run_data(run, budget) for run in named.values()]
-    views = [view(i, name, run, folder) for i, (name, run) in enumerate(named.items())]
+    views = [view(i, name, run, folder) | trend(name, history) for i, (name, run) in enumerate(named.items())]
     return (
         environment()
         .get_template("report.html.j2")
@@ -113,6 +121,14 @@ def view(number: int, name: str, run: Comparison, folder: Path) -> dict[str, Any
         "commands": commands(name, run),
         "receipt": run.receipt.facts() if run.receipt else {},
     }
+
+
+def trend(name: str, history: Sequence[Entry]) -> dict[str, Any]:
+    """Return the picture of a test's error over the commits, where there are several."""
+    from ditto_core.report.history import of_test, picture
+
+    known = of_test(history, name)
+    return {"trend": picture(known) if len(known) > 1 else "", "commits": len(known)}
 
 
 HEAD = ("state", "margin", "fails", "step", "site", "metric", "value", "bound", "max_abs", "rule")

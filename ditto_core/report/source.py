@@ -26,14 +26,17 @@ def open_comparison(path: Path) -> Comparison:
     return at(path.parent, comparison) if has_traces(path.parent) else comparison
 
 
-def open_comparisons(path: Path) -> dict[str, Comparison]:
-    """Read the comparisons of a test run by test, or one, under an empty name. Raises :class:`TraceError`."""
+def open_comparisons(path: Path, *, named: bool = False) -> dict[str, Comparison]:
+    """Read the comparisons of a test run by test, or one, under an empty name (``named``: its test's, if it has one).
+
+    Raises :class:`TraceError`.
+    """
     if path.is_file():
         try:
             data = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError):
             data = None  # said by open_comparison
-        if is_run(data) and len(data) > 1:
+        if is_run(data) and (named or len(data) > 1):
             return {name: parse(path, run) for name, run in data.items()}
     return {"": open_comparison(path)}
 

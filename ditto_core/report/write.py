@@ -13,17 +13,18 @@ from ditto_core.system.atomic import write_atomic
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
 
-MANY = ("html", "json", "markdown")
+MANY = ("history", "html", "json", "markdown")
 """Kinds that hold several comparisons."""
 
 KINDS = (*MANY, "junit", "figure")
 
 
-def write_report(kind: str, runs: Mapping[str, Comparison], path: Path) -> None:
+def write_report(kind: str, runs: Mapping[str, Comparison], path: Path, history: Path | None = None) -> None:
     """Write comparisons, by name; an empty name stands for the only one.
 
-    JSON of several is an object of comparisons by name. Raises :class:`UsageError` for an unknown kind, for a file
-    that cannot be written, and where ``junit`` and ``figure`` get several comparisons.
+    ``history``: the file of kind ``history`` whose commits a page shows. JSON of several is an object of comparisons by
+    name. Raises :class:`UsageError` for an unknown kind, for a file that cannot be written, and where ``junit`` and
+    ``figure`` get several comparisons.
     """
     if kind not in KINDS:
         raise UsageError(f"no report of kind {kind!r}, expected {', '.join(KINDS)}{nearest(kind, KINDS)}")
@@ -31,26 +32,31 @@ def write_report(kind: str, runs: Mapping[str, Comparison], path: Path) -> None:
         raise UsageError(f"{kind} holds one comparison, there are {len(runs)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(kind, runs, path)
+        _write(kind, runs, path, history)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _write(kind: str, runs: Mapping[str, Comparison], path: Path) -> None:
+def _write(kind: str, runs: Mapping[str, Comparison], path: Path, history: Path | None) -> None:
     if kind == "figure":
         from ditto_core.report.figure import write_figure
 
         write_figure(only(runs), path)
+    elif kind == "history":
+        from ditto_core.report.history import update
+
+        update(path, runs)
     else:
-        write_atomic(path, content(kind, runs, path.parent))
+        write_atomic(path, content(kind, runs, path.parent, history))
 
 
-def content(kind: str, runs: Mapping[str, Comparison], folder: Path) -> str:
+def content(kind: str, runs: Mapping[str, Comparison], folder: Path, history: Path | None) -> str:
     """Return the text of a report that will lie in ``folder``."""
     if kind == "html":
+        from ditto_core.report.history import read
         from ditto_core.report.html import html_report
 
-        return html_report(runs, folder=folder)
+        return html_report(runs, folder=folder, history=read(history) if history else ())
     if kind == "markdown":
         from ditto_core.report.markdown import markdown, summary
 

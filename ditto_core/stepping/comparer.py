@@ -10,6 +10,7 @@ import torch
 
 from ditto_core.compare.judging import UNTAPPED, output_names
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
+from ditto_core.compare.requested import measure_requested
 from ditto_core.compare.result import ObserverEffect, SiteResult
 from ditto_core.compare.row import RowError
 from ditto_core.compare.rows import SMALL, row_errors, worst_row
@@ -255,6 +256,7 @@ class Comparer:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
         try:
             metrics = self._measure(actual, expected, tap, valid, final=final)
+            metrics = self._with_requests(metrics, actual, expected, tap, valid)
             if noisy is not None:
                 noise = self._floor(noisy, expected, tap, valid)
                 self._found.floor.setdefault(tap.site, {})[self.step] = noise
@@ -364,6 +366,16 @@ class Comparer:
             atol=usual.atol if atol is None else atol,
             equal_nan=usual.equal_nan,
         )
+
+    def _with_requests(
+        self, metrics: Metrics, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None
+    ) -> Metrics:
+        """Add what rules ask for by any name under which the tensor may be judged: its own, or the output's."""
+        names = (tap.site, tap.site.removesuffix(UNTAPPED), *tap.aliases, tap.value)
+        rules = self._tolerance.requests(names, self.step)
+        if not rules:
+            return metrics
+        return replace(metrics, requested=measure_requested(rules, metrics, *as_masks(actual, expected), valid))
 
 
 def same_tensor(first: torch.Tensor, second: torch.Tensor | None) -> bool:

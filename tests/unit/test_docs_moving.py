@@ -11,7 +11,8 @@ import torch
 
 from ditto_core import assert_close
 
-TEXT = (Path(__file__).parents[2] / "docs/moving.md").read_text()
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs/moving.md").read_text()
 ROWS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", TEXT, re.MULTILINE)
 
 
@@ -61,3 +62,62 @@ def test_both_sides_of_a_row_agree(there, here):
     verdicts = [(holds(there, a, b), holds(here, a, b)) for a, b in chosen]
     assert [theirs for theirs, _ in verdicts] == [ours for _, ours in verdicts]
     assert {theirs for theirs, _ in verdicts} == {True, False}
+
+
+FAULTS = {
+    "token id 128001 in place of 128000": (torch.tensor([5, 128001]), torch.tensor([5, 128000])),
+    "int64 2^62 in place of -2^62": (torch.tensor([2**62]), torch.tensor([-(2**62)])),
+    "a NaN, and the reference has it too": (torch.tensor([1.0, torch.nan]),) * 2,
+    "an Inf, and the reference has it too": (torch.tensor([1.0, torch.inf]),) * 2,
+    "one value in place of an array of that value": (torch.tensor(0.5), torch.full((4,), 0.5)),
+    "one of two outputs is missing": ({"a": torch.ones(3)}, {"a": torch.ones(3), "b": torch.ones(3)}),
+    "`layer.10` in place of `layer.1`, the values differ by 1e-6": (
+        {"layer.10": torch.full((3,), 1 + 1e-6)},
+        {"layer.1": torch.ones(3)},
+    ),
+    "equal, in float16 where the reference is float32": (torch.ones(3, dtype=torch.float16), torch.ones(3)),
+}
+VERDICTS = re.findall(r"^\| ([^|]+) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$", TEXT, re.MULTILINE)
+
+
+def passes(compare, *sides):
+    try:
+        compare(*sides)
+    except AssertionError:
+        return "fails"
+    return "passes"
+
+
+def in_numpy(a, b):
+    return np.testing.assert_allclose(a.numpy(), b.numpy())
+
+
+def in_polygraphy(a, b):
+    comparator = pytest.importorskip("polygraphy.comparator")
+    named = (
+        {name: x.numpy() for name, x in (side if isinstance(side, dict) else {"out": side}).items()} for side in (a, b)
+    )
+    results = [comparator.IterationResult(side) for side in named]
+    assert all(map(bool, comparator.SimpleCompareFunc()(*results).values()))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_pair_has_the_four_verdicts_of_the_page(fault):
+    a, b = FAULTS[fault]
+    numpy = "-" if isinstance(a, dict) else passes(in_numpy, a, b)
+    found = passes(assert_close, a, b), passes(torch.testing.assert_close, a, b), numpy, passes(in_polygraphy, a, b)
+    assert {row[0]: row[1:] for row in VERDICTS}[fault] == found
+
+
+def test_each_row_of_what_ditto_can_do_names_a_test_that_is_there():
+    table = TEXT.partition("## What each can do")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\| .*$", table, re.MULTILINE)][
+        1:
+    ]
+    for question, here, *_, test in (row for row in rows if not row[0].startswith("---")):
+        if here == "no":
+            assert not test, question
+            continue
+        path, _, name = test.strip("`").partition("::")
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), question
+    assert len(rows) == 23  # the first is the line of dashes

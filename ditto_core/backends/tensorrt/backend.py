@@ -94,7 +94,14 @@ class TensorRTBackend:
         """Describe a built engine from what stands beside it; no GPU is needed."""
         manifest, (layers, graph) = EngineManifest.load(directory), load_layers(directory)
         described = tuple(
-            EngineLayer(layer.name, layer.kind, layer.kernel, tuple(modules_of(layer, graph))) for layer in layers
+            EngineLayer(
+                layer.name,
+                layer.kind,
+                layer.kernel,
+                tuple(modules_of(layer, graph)),
+                tuple(dict.fromkeys(tensor.dtype for tensor in layer.outputs if tensor.dtype)),
+            )
+            for layer in layers
         )
         facts = {"library": f"{manifest.library} {manifest.version}", **manifest.options, **manifest.facts}
         return Inspection(manifest.inputs, manifest.outputs, described, manifest.profiles, facts)

@@ -1,0 +1,84 @@
+"""`ditto answers`: which site explains the answers that an engine lost. Exit code 0: none lost or none explained, 1: a
+site is to blame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ditto_core.visible import visible
+
+if TYPE_CHECKING:
+    from ditto_core.engines.workspace import Workspace
+    from ditto_core.pair.pair import Pair
+
+
+def command(
+    source: Annotated[str, typer.Argument(help="Engine directory, or a model (Hub id, directory, GGUF file).")],
+    engine_samples: Annotated[Path, typer.Argument(help="The engine's samples_*.jsonl of lm_eval --log_samples.")],
+    reference_samples: Annotated[Path, typer.Argument(help="The reference's, of the same questions.")],
+    metric: Annotated[str, typer.Option(help="Metric of 0 or 1 [default: the first in the file].")] = "",
+    filter: Annotated[str, typer.Option("--filter", help="lm_eval's filter [default: the first in the file].")] = "",
+    most: Annotated[int, typer.Option(min=1, help="Replay this many lost answers at most.")] = 20,
+    backend: Annotated[str, typer.Option(help="Engine to build for, when a model is given.")] = "onnxruntime",
+    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, when a model is given.")] = "float32",
+    profile: Annotated[
+        list[str] | None, typer.Option(help="DIM=MIN,OPT,MAX for batch, length or past; repeatable.")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the backend; repeatable.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write one entry a lost answer here.")] = None,
+    cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
+) -> None:
+    """Count which sites explain lost answers. Those that only the reference got right are replayed."""
+    from ditto_core.cli import screen
+    from ditto_core.cli.build import pair as key_value
+    from ditto_core.cli.build import sizes
+    from ditto_core.pair.answers import explain, lost_answers, read_samples, tally
+    from ditto_core.system.atomic import write_atomic
+
+    lost = lost_answers(read_samples(engine_samples), read_samples(reference_samples), metric, filter)
+    typer.echo(f"{len(lost)} answers lost" + (f", the first {most} are replayed" if len(lost) > most else ""))
+    if not lost:
+        return
+    workspace = screen.workspace(cache_dir)
+    settings = {
+        "backend": backend,
+        "dtype": dtype,
+        "profile": dict(sizes(text) for text in profile or []),
+        "options": dict(key_value(text, "--option") for text in option or []),
+    }
+    pair = opened(workspace, source, settings)
+    try:
+        found = explain(
+            lost[:most],
+            lambda text: pair.generate([text], max_new_tokens=1, localize=True),
+            lambda text: typer.echo(visible(text), err=True),
+        )
+    finally:
+        pair.close()
+    if json_file is not None:
+        write_atomic(json_file, json.dumps([each.to_json() for each in found], indent=1) + "\n")
+    for line in tally(found):
+        typer.echo(visible(line))
+    if any(each.site for each in found):
+        raise typer.Exit(1)
+
+
+def opened(workspace: Workspace, source: str, settings: Mapping[str, Any]) -> Pair:
+    """Return the engine in a directory beside its model, or one of the model that shows every site."""
+    from ditto_core.cli.model_argument import read_model
+    from ditto_core.engines.engine import MANIFEST_FILE, Engine
+    from ditto_core.localize import EVERYTHING
+    from ditto_core.pair.pair import Pair
+    from ditto_core.pair.pair_options import PairOptions
+    from ditto_core.spec import EngineSpec
+
+    options = PairOptions(observer=False)
+    if (Path(source) / MANIFEST_FILE).is_file():
+        engine = Engine.load(Path(source))
+        return Pair(workspace, engine.spec, options, engine=engine)
+    return Pair(workspace, EngineSpec.of(read_model(source), outputs=EVERYTHING, **settings), options)

@@ -58,17 +58,19 @@ def run_wrong(workspace: Workspace) -> bool:
 def run_engine(engine: Healthy, runs: int, cache: Path) -> dict[str, Any]:
     """Run one healthy engine on many inputs; return the counts, and what was flagged.
 
-    ``results``: tensors that were judged; ``beyond``: those that fail a run; ``healed``: those that recover downstream.
+    ``results``: tensors that were compared, ``by_floor`` of them by their noise floor; ``beyond``: those that fail a
+    run; ``healed``: those that recover downstream.
     """
     torch.set_num_threads(1)
     start = time.perf_counter()
     found: dict[str, Any] = {"engine": str(engine), "family": engine.name, "dtype": engine.dtype, "runs": 0}
-    found |= {"results": 0, "beyond": 0, "healed": 0, "worst": 0.0, "flagged": [], "error": ""}
+    found |= {"results": 0, "by_floor": 0, "beyond": 0, "healed": 0, "worst": 0.0, "flagged": [], "error": ""}
     try:
         pair = engine.open(Workspace(Cache(cache)))
         for run, comparison in engine.runs(pair, runs):
             found["runs"] += 1
             found["results"] += len(comparison)
+            found["by_floor"] += comparison.risk.results if comparison.risk else 0
             found["beyond"] += len(comparison.failures)
             found["healed"] += len(comparison.healed)
             found["worst"] = max(found["worst"], *(r.verdict.margin for r in comparison if not r.healed))
@@ -116,7 +118,7 @@ def totals(lines: list[dict[str, Any]], options: argparse.Namespace) -> bool:
     for line in sorted(lines, key=lambda line: (line["family"], line["dtype"])):
         cells = [line[name] for name in ("family", "dtype", "runs", "results", "healed")]
         print(f"| {' | '.join(map(str, cells))} | {line['worst']:.2f} | {len(line['flagged'])} |")
-    sums = {name: sum(line[name] for line in lines) for name in ("runs", "results", "beyond", "healed")}
+    sums = {name: sum(line[name] for line in lines) for name in ("runs", "results", "by_floor", "beyond", "healed")}
     flagged, broken = sum(len(line["flagged"]) for line in lines), [x["engine"] for x in lines if x["error"]]
     families = len({line["family"] for line in lines if line["runs"]})
     seeds = {"seed": options.seed, "engines": len(lines), "families": families}

@@ -20,6 +20,7 @@ from ditto_core.compare.result import (
     row,
     token_from_json,
 )
+from ditto_core.compare.risk import Risk, risk_of
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import Verdict
@@ -134,6 +135,11 @@ class ComparisonData:
         """The result with the largest margin."""
         return next(iter(self), None)
 
+    @property
+    def risk(self) -> Risk | None:
+        """The chance that a healthy engine fails such a run; None where no result was judged by a noise floor."""
+        return risk_of(self.results, self.tolerance.factor)
+
     @cached_property
     def tap_of(self) -> Mapping[str, Tap]:
         """Taps by site."""
@@ -176,6 +182,7 @@ class ComparisonData:
             "schema_version": SCHEMA_VERSION,
             "ok": bool(self),
             "inconclusive": len(self.inconclusive),
+            "false_alarm_risk": self.risk.expected if self.risk else None,
             "engine": asdict(self.engine),
             "reference": asdict(self.reference),
             "tolerance": self.tolerance.to_json(),

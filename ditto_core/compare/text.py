@@ -291,7 +291,17 @@ def table(comparison: ComparisonData, rows: int = ROWS) -> str:
     cells = [HEAD, *map(cells_of, found[:rows])]
     widths = [max(len(row[i]) for row in cells) for i in range(len(HEAD))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([summary_line(comparison), *depth(comparison, step), *lines, *more(found, rows)])
+    last = filter(None, (*more(found, rows), risk(comparison)))
+    return "\n".join([summary_line(comparison), *depth(comparison, step), *lines, *last])
+
+
+def risk(comparison: ComparisonData) -> str:
+    """Return how often a healthy engine fails such a run; empty where no result was judged by a noise floor."""
+    found = comparison.risk
+    if found is None:
+        return ""
+    count = f"{found.results} result{'s' * (found.results != 1)} judged by noise floor"
+    return f"false-alarm risk: {found.expected:.2g} for a healthy engine, at most {found.most:.2g} ({count})"
 
 
 def more(found: Sequence[SiteRow], rows: int) -> list[str]:

@@ -16,6 +16,7 @@ from ditto_core.compare.verdict import WITHIN
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.stepping.lockstep import Sides, single_step
+from ditto_core.stepping.ties import without_ties
 
 CLOSE, APART = 0.002, 0.2
 """Differences of the two best scores, below and above what a floor of 1e-3 at scores around 1 makes uncertain."""
@@ -91,12 +92,23 @@ def test_without_a_usable_floor_no_class_is_excused():
     assert not segmented([(0, 0, 0)], error=0.3)
 
 
+@pytest.mark.parametrize(("share", "near"), [(0.99, True), (1.01, False)])
+def test_two_classes_nearly_tie_within_four_standard_deviations_of_their_difference(share, near):
+    """The gap is that share of 4 sqrt(2) x floor x root mean square of the scores; class 0 is a class too."""
+    gap = 0.05
+    scores = torch.tensor([[10.0 - gap, 10.0, 0.0, -10.0]], dtype=torch.float64)
+    floor = gap / share / (4 * math.sqrt(2) * math.sqrt(((10 - gap) ** 2 + 200) / 4))
+    found = without_ties(torch.tensor([0]), torch.tensor([1]), {"x": scores}, {"x": floor})
+    assert found.tolist() == [1 if near else 0]
+
+
 @pytest.mark.parametrize("value", [-1, 5])
 def test_a_class_that_does_not_exist_is_wrong(value):
     scores = torch.zeros(1, 5, 2)
+    scores[:, 0] = 1
     ours = StandInSession("float16", {"classes": torch.tensor([[value, 0]]), "scores": scores})
     theirs = StandInSession("float32", {"classes": torch.tensor([[0, 0]]), "scores": scores})
-    low = StandInSession("float16", {"classes": torch.tensor([[0, 0]]), "scores": scores + 1e-4})
+    low = StandInSession("float16", {"classes": torch.tensor([[0, 0]]), "scores": 1.0001 * scores})
     assert not single_step(Sides(ours, theirs, low), {})[0]
 
 

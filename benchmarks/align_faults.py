@@ -192,6 +192,7 @@ EAGER, ROTARY = LAYER + "self_attn/", "/model/rotary_emb/Expand"
 MHA = "Attention_1"
 CONV = "/resnet/encoder/stages.1/layers.0/layer/layer.1/convolution/Conv"
 NCHWC = "/resnet/encoder/stages.3/layers.0/layer/layer.2/convolution/Conv_output_0_nchwc"
+
 VIT_NORM = "/encoder/layer.1/layernorm_after/LayerNormalization"
 
 
@@ -316,7 +317,7 @@ FAULTS: tuple[Fault, ...] = (
         edited("/embeddings/Add", lambda p: np.roll(p, 1, 1)),
     ),
     Fault(
-        *("ort-transformers", "vit", "bias of the norm left out", VIT_NORM),
+        *("optimum", "vit", "bias of the norm left out", VIT_NORM),
         edited(VIT_NORM, lambda b: b * np.float32(0), 2),
     ),
 )

@@ -1,8 +1,8 @@
 """What may be wrong at one operator, as changes that would make it right: candidates computed from the model.
 
-An attribute takes the values that the model's configuration and modules have, a rotary table is the model's, a weight is
-a parameter of the module, an input is what the model reads there. The change under which the operator, run alone, gives
-the model's values is the cause.
+An attribute takes the values that the model's configuration and modules have, a rotary table is the model's, a weight
+is a parameter of the module, an input is what the model reads there. The change under which the operator, run alone,
+gives the model's values is the cause.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ABSENT: Mapping[str, Sequence[str]] = {
     "RotaryEmbedding": ("interleaved",),
 }
 """Attributes that an operator takes although the file does not give them."""
-TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3), "DecoderMaskedMultiHeadAttention": ()}
+TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3)}
 """Places of the tables of cosines and sines [positions, half of a head]."""
 BIASES = {"MultiHeadAttention": 5, "GroupQueryAttention": 10, "Attention": 5}
 """Places of what is added to the scores, [batch, heads or 1, queries, keys]."""
@@ -87,17 +87,15 @@ def model_numbers(operator: Operator, site: int, name: str) -> Iterator[float]:
 
 def table_changes(operator: Operator) -> Iterator[Change]:
     """Yield the tables of the model's rotary embeddings in the place of the file's."""
-    given = {
-        place: table for place in TABLES.get(operator.node.op_type, ()) if (table := operator.weight(place)) is not None
-    }
-    if len(given) < len(TABLES.get(operator.node.op_type, "")) or not given:
+    places = TABLES.get(operator.node.op_type, ())
+    given = [table for place in places if (table := operator.weight(place)) is not None]
+    if not places or len(given) < len(places):
         return
-    rows, half = next(iter(given.values())).shape
+    rows, half = given[0].shape
     for name, tables in operator.study.origin.rotaries(rows):
-        inputs = {place: repeated(operator, table[:, :half]) for place, table in zip(given, tables, strict=True)}
-        yield Change(
-            "rotary", f"its tables of cosines and sines are not those of {name}, with these it is right", {}, inputs
-        )
+        inputs = {place: repeated(operator, table[:, :half]) for place, table in zip(places, tables, strict=True)}
+        text = f"its tables of cosines and sines are not those of {name}, with these it is right"
+        yield Change("rotary", text, {}, inputs)
 
 
 def weight_changes(operator: Operator, site: int) -> Iterator[Change]:
@@ -151,7 +149,7 @@ def relative(actual: Array, expected: Array) -> float:
 
 
 def column_changes(operator: Operator, site: int) -> Iterator[Change]:
-    """Yield packed inputs with two of their blocks of columns exchanged, or with one replaced by what the model reads."""
+    """Yield packed inputs with two blocks of columns exchanged, or with one replaced by what the model reads."""
     matching = operator.study.matching
     for place, value in operator.reads.items():
         blocks = blocks_of(matching, value)

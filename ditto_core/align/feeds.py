@@ -58,7 +58,7 @@ def own_config(file: OnnxFile) -> SimpleNamespace:
 
 
 def size(file: OnnxFile, axis: int, name: str, port: Port, batch: int, length: int) -> int:
-    """Return the size of a dimension that has only a name: the batch first, then tokens; an image's channels, pixels."""
+    """Return the size of a dimension that has only a name: the batch, tokens, an image's channels or pixels."""
     if axis == 0 and not any(word in name for word in TOKEN_WORDS):
         return batch
     if port.floating and len(port.shape) == 4:

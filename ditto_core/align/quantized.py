@@ -2,8 +2,8 @@
 
 The activations of a 4-bit file are 30 to 50 % off after one layer, so their identity would be a guess. Its weights are
 0.1 from the model's (0.01 in 8 bits), 1.4 from any other: each quantized product runs on the identity matrix, and the
-weights that come out are found among the model's. A model with these weights differs from the original by what the quantization costs;
-the file differs from it by what its kernels do.
+weights that come out are found among the model's. A model with these weights differs from the original by what the
+quantization costs; the file differs from it by what its kernels do.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def quantized_from(graph: Graph, name: str) -> str:
 def scaled(graph: Graph, node: Any) -> str:
     """Return the floating result of an integer product: after the cast and the scales."""
     name = str(node.output[0])
-    while node.op_type == "MatMulInteger" or node.op_type == "Cast":
+    while node.op_type in ("MatMulInteger", "Cast"):
         (reader, *_) = graph.readers[name]
         node = graph.nodes[reader]
         name = str(node.output[0])

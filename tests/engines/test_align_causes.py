@@ -193,7 +193,7 @@ def test_8_bit_weights_are_found_and_what_they_cost_is_told_from_the_kernels(wor
     assert (costs.found, costs.missing) == (total, ())
     last = {cost.site: cost for cost in costs.sites}["encoder.layer.1.output.LayerNorm"]
     assert 1e-3 < last.quantization < 0.1
-    assert 1e-3 < last.kernels < 0.1
+    assert 1e-5 < last.kernels < last.quantization  # activations have 8 bits, too
 
 
 def test_kernels_of_a_file_that_only_stores_8_bit_weights_do_nothing_wrong(llama_file, tmp_path):

@@ -24,7 +24,8 @@ from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec, ModelSource
 
 PROMPT = [504, 2905, 6534, 1646, 31113, 260, 1979, 28, 253, 4116, 30]
-STEPS = 10
+STEPS = 11
+"""Prefill and ten decoding steps."""
 
 
 def checkpoint(folder: Path, gguf: Path) -> Path:

@@ -3,6 +3,7 @@
 # make quick  the unit tests without the slow ones (SLOW)
 # make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours on two
 #                cores; stops at any time and goes on from mutation.jsonl)
+# make foreign  the tests on files of other tools, which it installs (onnxruntime-genai, onnxsim)
 # make lint   ruff, format, strict types and the layers of imports
 # make vllm   the tests against a real vLLM, in an environment of its own (3.5 GB; CPU)
 # make api    the API reference, from the docstrings, in build/api
@@ -22,7 +23,7 @@ SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test quick mutation vllm lint api clean
+.PHONY: demo test quick mutation foreign vllm lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
@@ -41,6 +42,10 @@ mutation: $(VENV)/stamp
 
 vllm: $(VLLM)/stamp
 	$(VLLM)/bin/python -m pytest -q tests/engines/test_vllm.py -p no:cacheprovider
+
+foreign: $(VENV)/stamp
+	$(BIN)/pip install -q -c constraints.txt -e '.[foreign]'
+	$(BIN)/python -m pytest tests/foreign
 
 api: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python docs/make_api.py build/api

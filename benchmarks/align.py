@@ -20,6 +20,7 @@ from ditto_core.align.fault import faults
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.probes import HELD_OUT, probe
 from ditto_core.align.quantized import against_own_weights
+from ditto_core.align.repair import all_faults
 from ditto_core.align.verify import place_errors
 from ditto_core.model.loading import load_model
 from ditto_core.spec import ModelSource
@@ -93,23 +94,22 @@ def table_of_files(folder: Path, only: str = "") -> None:
 
 
 def table_of_faults(folder: Path) -> None:
-    """Print a row an inserted fault."""
-    print("| file | fault | first operator named | as it should |")
-    print("| --- | --- | --- | --- |")
+    """Print a row an inserted fault. It is named where the operator, or one that the cause names, is the spoilt one."""
+    print("| file | fault | operator named | cause | as it should |")
+    print("| --- | --- | --- | --- | --- |")
     right = 0
     for fault in FAULTS:
         source = folder / "checkpoints" / fault.family
         with inserted(folder / fault.tool / fault.family, fault) as path:
             seen = study(load_model(ModelSource.of(str(source))), OnnxFile(path))
-            named = faults(seen.matching)
-        first = f"{named[0].operator} `{named[0].node}`" if named else "none"
-        hit = bool(named) and fault.expected in named[0].node
+            found = [repair.fault for repair in all_faults(seen, 1)]
+        named = {name for each in found for name in (each.node, *each.involved)}
+        hit = any(fault.expected in name for name in named)
         right += hit
-        print(
-            f"| {fault.tool} {fault.family} | {fault.name} | {first} | {'yes' if hit else 'NO: ' + fault.expected} |",
-            flush=True,
-        )
-    print(f"\n{right} of {len(FAULTS)} named at the operator itself.")
+        first = f"{found[0].operator} `{found[0].node}` | {found[0].cause}" if found else "none | "
+        cells = (f"{fault.tool} {fault.family}", fault.name, first, "yes" if hit else f"NO: {fault.expected}")
+        print("| " + " | ".join(cells) + " |", flush=True)
+    print(f"\n{right} of {len(FAULTS)} named.")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,13 @@ def with_multi_head_attention(source, target, layer, heads=4, **attributes):
     end = next(n.output[0] for n in model.graph.node if f"{scope}:context" in n.input)
     reads = [f"{scope}.{name}" for name in ("query", "key", "value")]
     node = helper.make_node(
-        "MultiHeadAttention", [*reads, "", "", mask], [end], "fused", domain="com.microsoft", num_heads=heads, **attributes
+        "MultiHeadAttention",
+        [*reads, "", "", mask],
+        [end],
+        "fused",
+        domain="com.microsoft",
+        num_heads=heads,
+        **attributes,
     )
     replaced(model, [node], [])
     onnx.save(model, str(target))
@@ -146,7 +152,9 @@ def with_group_query_attention(source, target, layer, tables, edit=lambda table:
     scope = f"model.layers.{layer}.self_attn"
     end = next(n.output[0] for n in model.graph.node if f"{scope}:context" in n.input)
     reads = [f"{scope}.{name}_proj" for name in "qkv"]
-    pasts, presents = ([f"{kind}.{layer}.{name}" for name in ("key", "value")] for kind in ("past_key_values", "present"))
+    pasts, presents = (
+        [f"{kind}.{layer}.{name}" for name in ("key", "value")] for kind in ("past_key_values", "present")
+    )
     nodes = [
         helper.make_node("ReduceSum", ["attention_mask", "axis_1"], ["tokens"], keepdims=0),
         helper.make_node("Sub", ["tokens", "one"], ["last"]),
@@ -167,3 +175,22 @@ def with_group_query_attention(source, target, layer, tables, edit=lambda table:
     replaced(model, nodes, [numpy_helper.from_array(np.ascontiguousarray(a), name) for name, a in arrays.items()])
     onnx.save(model, str(target))
     return "fused"
+
+
+def stored_in_8_bits(source, target):
+    """Write a copy whose matrices are int8 with a scale a column, dequantized before each product."""
+    import numpy as np
+
+    model = read_model(source)
+    weights = {t.name: t for t in model.graph.initializer}
+    for node in [n for n in model.graph.node if n.op_type == "MatMul" and n.input[1] in weights]:
+        name = node.input[1]
+        array = numpy_helper.to_array(weights[name])
+        scale = np.abs(array).max(0) / np.float32(127)
+        arrays = {"q": np.round(array / scale).astype(np.int8), "s": scale, "z": np.zeros(len(scale), np.int8)}
+        model.graph.initializer.extend(numpy_helper.from_array(a, f"{name}/{key}") for key, a in arrays.items())
+        names = [f"{name}/{key}" for key in arrays]
+        model.graph.node.insert(0, helper.make_node("DequantizeLinear", names, [f"{name}/float"], f"{name}/dq", axis=1))
+        node.input[1] = f"{name}/float"
+        model.graph.initializer.remove(weights.pop(name))
+    onnx.save(model, str(target))

@@ -31,7 +31,7 @@ CACHE = "present."
 
 @dataclass
 class Sides:
-    """A file beside the right side on the same inputs: ``feeds`` are the file's, ``origin`` is what the sites are of."""
+    """A file and the right side on the same inputs. ``feeds`` are the file's, ``origin`` is what the sites are of."""
 
     file: Runnable
     feeds: running.Feeds

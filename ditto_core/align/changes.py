@@ -1,8 +1,8 @@
 """What may be wrong at one operator, as changes that would make it right: candidates computed from the model.
 
-An attribute takes the values that the model's configuration and modules have, a rotary table is the model's, a weight is
-a parameter of the module, an input is what the model reads there. The change under which the operator, run alone, gives
-the model's values is the cause.
+An attribute takes the values that the model's configuration and modules have, a rotary table is the model's, a weight
+is a parameter of the module, an input is what the model reads there. The change under which the operator, run alone,
+gives the model's values is the cause.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ABSENT: Mapping[str, Sequence[str]] = {
     "RotaryEmbedding": ("interleaved",),
 }
 """Attributes that an operator takes although the file does not give them."""
-TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3), "DecoderMaskedMultiHeadAttention": ()}
+TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3)}
 """Places of the tables of cosines and sines [positions, half of a head]."""
 BIASES = {"MultiHeadAttention": 5, "GroupQueryAttention": 10, "Attention": 5}
 """Places of what is added to the scores, [batch, heads or 1, queries, keys]."""
@@ -87,13 +87,15 @@ def model_numbers(operator: Operator, site: int, name: str) -> Iterator[float]:
 
 def table_changes(operator: Operator) -> Iterator[Change]:
     """Yield the tables of the model's rotary embeddings in the place of the file's."""
-    given = {place: table for place in TABLES.get(operator.node.op_type, ()) if (table := operator.weight(place)) is not None}
-    if len(given) < len(TABLES.get(operator.node.op_type, "")) or not given:
+    places = TABLES.get(operator.node.op_type, ())
+    given = [table for place in places if (table := operator.weight(place)) is not None]
+    if not places or len(given) < len(places):
         return
-    rows, half = next(iter(given.values())).shape
+    rows, half = given[0].shape
     for name, tables in operator.study.origin.rotaries(rows):
-        inputs = {place: repeated(operator, table[:, :half]) for place, table in zip(given, tables, strict=True)}
-        yield Change("rotary", f"its tables of cosines and sines are not those of {name}, with these it is right", {}, inputs)
+        inputs = {place: repeated(operator, table[:, :half]) for place, table in zip(places, tables, strict=True)}
+        text = f"its tables of cosines and sines are not those of {name}, with these it is right"
+        yield Change("rotary", text, {}, inputs)
 
 
 def weight_changes(operator: Operator, site: int) -> Iterator[Change]:
@@ -111,7 +113,9 @@ def weight_changes(operator: Operator, site: int) -> Iterator[Change]:
         for off, right, turned in sorted(found, key=lambda each: (PACKED in each[1], each[0])):
             if off:
                 other = origin.named(array)
-                state = f"{off:.1e} off from {right}" if not other else other + (" transposed" if other == right else "")
+                state = (
+                    f"{off:.1e} off from {right}" if not other else other + (" transposed" if other == right else "")
+                )
                 text = f"its weight {name} is {state}, with {right} it is right"
                 yield Change("weight", text, {}, {place: repeated(operator, turned)})
 
@@ -145,7 +149,7 @@ def relative(actual: Array, expected: Array) -> float:
 
 
 def column_changes(operator: Operator, site: int) -> Iterator[Change]:
-    """Yield packed inputs with two of their blocks of columns exchanged, or with one replaced by what the model reads."""
+    """Yield packed inputs with two blocks of columns exchanged, or with one replaced by what the model reads."""
     matching = operator.study.matching
     for place, value in operator.reads.items():
         blocks = blocks_of(matching, value)
@@ -230,7 +234,11 @@ def bias_changes(operator: Operator) -> Iterator[Change]:
     matching = operator.study.matching
     for kind in sorted(set(matching.site_class.values())):
         found = matching.sites[kind]
-        if len(found.dims) == 4 and set(found.dims[1]) == {1} and any((array < -HIDDEN_SCORE).any() for array in found.arrays):
+        if (
+            len(found.dims) == 4
+            and set(found.dims[1]) == {1}
+            and any((array < -HIDDEN_SCORE).any() for array in found.arrays)
+        ):
             arrays = [np.maximum(array, np.finfo(np.float32).min) for array in found.arrays]
             yield Change("mask", f"its mask is not {matching.title(kind)}, with that it is right", {}, {place: arrays})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ditto_core.align import running
-from ditto_core.align.aligning import concluded
+from ditto_core.align.aligning import final_places
 from ditto_core.align.alignment import Place
 from ditto_core.align.binding import Binding, Slot, computed_from
 from ditto_core.align.fault import Fault
@@ -32,7 +33,7 @@ def decoding_fault(study: Study) -> Fault | None:
     their names say is not, the names are exchanged.
     """
     binding = study.binding
-    finals = {name: place for name, place in concluded(study).finals.items() if place.error <= study.matching.tolerance}
+    finals = {name: place for name, place in final_places(study) if place.error <= study.matching.tolerance}
     if not binding.cache or not finals:
         return None
     steps = list(prompts(study))
@@ -47,7 +48,8 @@ def decoding_fault(study: Study) -> Fault | None:
     if fixed <= WORSE * study.matching.tolerance:
         pairs = "; ".join(f"{a.input} is continued by {b.output}, not by {a.output}" for a, b in moved)
         cause = f"wiring: {pairs}"
-    gives = (f"{finals[site].value} = {site}, off by {error:.1e} in a step after the first",)
+    state = f"off by {error:.1e}" if math.isfinite(error) else "fails"
+    gives = (f"{finals[site].value} = {site}, {state} in a step after the first",)
     names = tuple(slot.input for slot, _ in moved) if cause else ()
     return Fault(", ".join(names) or finals[site].value, "cache", site, "", (), gives, (), cause=cause, involved=names)
 

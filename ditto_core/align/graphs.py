@@ -19,7 +19,7 @@ from ditto_core.align.repair import repaired
 from ditto_core.align.running import capture
 from ditto_core.align.values import Value
 from ditto_core.errors import RunError, UsageError
-from ditto_core.graphs.graph import Graph
+from ditto_core.graphs.graph import Arrays, Graph
 
 if TYPE_CHECKING:
     import onnx
@@ -86,8 +86,8 @@ def summary(sides: Sides, actual: str, expected: str) -> str:
     hidden = (kinds & matching.vouched) - right
     off = {kind: found for kind, found in matching.matches.items() if kind not in right | hidden}
     lines = [
-        f"{actual} against {expected}: {len(right)} of {len(kinds)} values within {matching.tolerance:.0e}, {len(off)} off, "
-        f"{len(hidden)} hidden by fusion, {len(kinds - right - hidden - set(off))} not in the file"
+        f"{actual} against {expected}: {len(right)} of {len(kinds)} values within {matching.tolerance:.0e}, "
+        f"{len(off)} off, {len(hidden)} hidden by fusion, {len(kinds - right - hidden - set(off))} not in the file"
     ]
     shown = sorted(off.items())[:MOST_FAULTS]
     lines += [f"  {matching.title(i)}: rel_l2 {m.error:.1e} in {matching.values[m.value].name}" for i, m in shown]
@@ -105,7 +105,9 @@ def counterparts(sides: Sides) -> dict[str, str]:
         ours = same_class(matching.value_class, found.value)
         theirs = same_class(matching.site_class, site)
         for j in ours:
-            alike = (i for i in theirs if i not in taken and equal(matching.values[j], matching.sites[i], matching.tolerance))
+            alike = (
+                i for i in theirs if i not in taken and equal(matching.values[j], matching.sites[i], matching.tolerance)
+            )
             if (i := next(alike, None)) is not None:
                 taken.add(i)
                 pairs[matching.values[j].name] = matching.sites[i].name
@@ -125,7 +127,7 @@ def equal(value: Value, site: Value, tolerance: float) -> bool:
     return measured(value, site, Layout(axes, axes)) <= tolerance
 
 
-def exact_counterparts(actual: Graph, ours: Mapping[str, Any], expected: Graph, theirs: Mapping[str, Any]) -> dict[str, str]:
+def exact_counterparts(actual: Graph, ours: Arrays, expected: Graph, theirs: Arrays) -> dict[str, str]:
     """Return the pairs of values that are no floating tensors: of one operator, with equal content, in order."""
     left = [name for name in expected.producer if is_exact(theirs.get(name))]
     pairs = {}
@@ -147,4 +149,3 @@ def exact_counterparts(actual: Graph, ours: Mapping[str, Any], expected: Graph, 
 def is_exact(array: Any) -> bool:
     """Tell whether a value is a tensor of integers or booleans."""
     return isinstance(array, np.ndarray) and array.dtype.kind in "iub"
-

@@ -1,9 +1,9 @@
 """What quantization costs and what the kernels do wrong: two numbers, from the file's own weights.
 
 The activations of a 4-bit file are 30 to 50 % off after one layer, so their identity would be a guess. Its weights are
-0.1 from the model's, 1.4 from any other: each quantized product runs on the identity matrix, and the weights that come
-out are found among the model's. A model with these weights differs from the original by what the quantization costs;
-the file differs from it by what its kernels do.
+0.1 from the model's (0.01 in 8 bits), 1.4 from any other: each quantized product runs on the identity matrix, and the
+weights that come out are found among the model's. A model with these weights differs from the original by what the
+quantization costs; the file differs from it by what its kernels do.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from torch import nn
 
 from ditto_core.align import eager
 from ditto_core.align.aligning import Study
-from ditto_core.align.file import OnnxFile, inference_session_of
+from ditto_core.align.file import OnnxFile
 from ditto_core.align.matching import LOOSE, Matching, match
 from ditto_core.align.origin import ModelOrigin
+from ditto_core.align.stored import stored_weights
 from ditto_core.align.values import Array, Value
 
 if TYPE_CHECKING:
-    import onnx
-
     from ditto_core.model.loading import LoadedModel
 
-PRODUCT, LOOKUP = "MatMulNBits", "GatherBlockQuantized"
 FARTHEST = 0.5
 """Quantized weights are 0.085 to 0.11 from their own in 4 bits, 1.4 from others."""
 HEAD_ROWS = 4
@@ -140,60 +138,14 @@ def weights_found(model: LoadedModel, file: OnnxFile) -> tuple[list[Piece], list
     }
     pieces: list[Piece] = []
     missing: list[str] = []
-    nodes = [node for node in file.model.graph.node if node.op_type in (PRODUCT, LOOKUP)]
-    for node in nodes:
-        rows = dequantized(file, node, max(map(len, modules.values()), default=0))
-        found = list(matching_pieces(node.name or node.output[0], rows, modules))
+    total = 0
+    for node, forms in stored_weights(file, max(map(len, modules.values()), default=0)):
+        total += 1
+        found = [piece for rows in forms for piece in matching_pieces(node, rows, modules)]
         pieces += found
         if not found:
-            missing.append(node.name or node.output[0])
-    return best_pieces(pieces), missing, len(nodes)
-
-
-def dequantized(file: OnnxFile, node: onnx.NodeProto, vocabulary: int) -> Array:
-    """Return a quantized weight [outputs, inputs]: a product on the identity, or a lookup of every id."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    from ditto_core.graphs.files import with_data
-
-    known = {tensor.name: tensor for tensor in file.model.graph.initializer}
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    place = 0 if node.op_type == PRODUCT else 1
-    made = helper.make_node(node.op_type, list(node.input), ["weight"], domain=node.domain)
-    made.attribute.extend(a for a in node.attribute if a.name != "accuracy_level")
-    chain = makers(file, [name for i, name in enumerate(node.input) if i != place])
-    given = node.input[place]
-    if node.op_type == PRODUCT:
-        feed: Array = np.eye(attributes["K"], dtype=np.float32)
-        start = helper.make_tensor_value_info(given, TensorProto.FLOAT, feed.shape)
-    else:
-        feed = np.arange(lookup_rows(known, node, vocabulary))
-        start = helper.make_tensor_value_info(given, TensorProto.INT64, feed.shape)
-    names = {name for each in (*chain, made) for name in each.input}
-    weights = [with_data(known[name], file.path.parent) for name in sorted(names) if name in known]
-    end = onnx.ValueInfoProto(name="weight")
-    graph = helper.make_graph([*chain, made], "weight", [start], [end], weights)
-    part = helper.make_model(graph, opset_imports=list(file.model.opset_import), ir_version=file.model.ir_version)
-    (result,) = inference_session_of(part).run(None, {given: feed})
-    return np.asarray(result.T if node.op_type == PRODUCT else result, np.float32)
-
-
-def lookup_rows(known: Mapping[str, Any], node: onnx.NodeProto, vocabulary: int) -> int:
-    """Return the number of rows of a quantized table."""
-    return int(known[node.input[0]].dims[0]) if node.input[0] in known else vocabulary
-
-
-def makers(file: OnnxFile, names: Sequence[str]) -> list[Any]:
-    """Return the nodes that compute constants ``names``, in the graph's order."""
-    producer = {output: node for node in file.model.graph.node for output in node.output}
-    waiting, found = [name for name in names if name in producer], {}
-    while waiting:
-        node = producer[waiting.pop()]
-        if id(node) not in found:
-            found[id(node)] = node
-            waiting += [name for name in node.input if name in producer]
-    return [node for node in file.model.graph.node if id(node) in found]
+            missing.append(node)
+    return best_pieces(pieces), missing, total
 
 
 def matching_pieces(node: str, rows: Array, modules: Mapping[str, Array]) -> Iterator[Piece]:

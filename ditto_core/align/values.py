@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,13 +51,19 @@ class Value:
     @cached_property
     def clean(self) -> list[Array]:
         """The arrays with zeros for what is not finite or stands for minus infinity in masked scores."""
-        return [np.where(np.abs(array) < HIDDEN_SCORE, array, np.float32(0)) for array in self.arrays]
+        return [visible(array) for array in self.arrays]
 
     @cached_property
     def constant(self) -> bool:
         """Whether the inputs' content does not show: the probes agree wherever both have an element."""
         first, *others = self.arrays
         return bool(others) and all(np.array_equal(*cropped(first, other), equal_nan=True) for other in others)
+
+
+def visible(array: Array) -> Array:
+    """Return an array with zeros for what is not finite or stands for minus infinity: itself, where there is none."""
+    seen = np.abs(array) < HIDDEN_SCORE
+    return array if seen.all() else np.where(seen, array, np.float32(0))
 
 
 def cropped(one: Array, other: Array) -> tuple[Array, Array]:
@@ -75,8 +82,10 @@ def classes(values: Sequence[Value]) -> dict[int, int]:
     for index, value in enumerate(values):
         if value.arrays[0].size < 2 or (value.constant and np.unique(value.arrays[0]).size < FEW):
             continue
-        key = b"".join(np.sort(array, axis=None).tobytes() for array in value.arrays)
-        found[index] = first.setdefault(key, index)
+        key = hashlib.sha256()  # the sorted numbers themselves would be one more copy of every value
+        for array in value.arrays:
+            key.update(np.sort(array, axis=None).data)
+        found[index] = first.setdefault(key.digest(), index)
     return found
 
 

@@ -1,4 +1,4 @@
-"""`ditto align`: an engine file of any origin against its model, or another file. Exit code 1: it goes wrong somewhere."""
+"""`ditto align`: an engine file of any origin against its model or another file. Exit code 1: it goes wrong."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def command(
     from ditto_core.spec import ModelSource
 
     if Path(model).suffix == ".onnx":
-        return between_files(Path(model), file, inputs or [], faults, json_file)
+        between_files(Path(model), file, inputs or [], faults, json_file)
+        return
     loaded = load_model(ModelSource.of(model))
     found = study(loaded, OnnxFile(file), roles(inputs or []))
     judged = against_own_weights(found) if found.file.quantization else found

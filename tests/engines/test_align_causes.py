@@ -160,3 +160,47 @@ def test_two_files_without_a_shared_name_are_paired_and_the_wrong_operator_named
     pairs = counterparts(sides)
     for each in ("model.norm", site, f"{MLP}.gate_proj", "logits"):
         assert pairs[names[each]] == each
+
+
+def dequantized_by_hand(model):
+    """Return the integer weights of a file by the name of their product, by the formula (q - zero point) x scale."""
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    found = {}
+    for node in model.graph.node:
+        if node.op_type == "MatMulInteger":
+            base = node.input[1].removesuffix("_quantized")
+            zero, scale = arrays[f"{base}_zero_point"], arrays[f"{base}_scale"]
+            found[node.name] = (arrays[node.input[1]].astype(np.float32) - zero) * scale
+    return found
+
+
+def test_8_bit_weights_are_found_and_what_they_cost_is_told_from_the_kernels(workspace, bert_file, tmp_path):
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    from ditto_core.align.quantized import measure_costs, weights_found
+
+    foreign_files.whole(bert_file, tmp_path / "source.onnx")
+    quantize_dynamic(tmp_path / "source.onnx", tmp_path / "m.onnx", weight_type=QuantType.QInt8, per_channel=True)
+    file, model = OnnxFile(tmp_path / "m.onnx"), load_model(BERT)
+    by_hand = dequantized_by_hand(onnx.load(str(tmp_path / "m.onnx")))
+    pieces, missing, total = weights_found(model, file)
+    assert (missing, file.quantization) == ([], "int8")
+    products = {piece.node: piece for piece in pieces if piece.node in by_hand}
+    assert len(products) == len(by_hand) >= 12  # six in each of the two layers
+    for name, piece in products.items():
+        np.testing.assert_allclose(piece.array.T, by_hand[name], rtol=1e-5, atol=1e-6)
+    costs = measure_costs(study(model, file))
+    assert (costs.found, costs.missing) == (total, ())
+    last = {cost.site: cost for cost in costs.sites}["encoder.layer.1.output.LayerNorm"]
+    assert 1e-3 < last.quantization < 0.1
+    assert 1e-5 < last.kernels < last.quantization  # activations have 8 bits, too
+
+
+def test_kernels_of_a_file_that_only_stores_8_bit_weights_do_nothing_wrong(llama_file, tmp_path):
+    from ditto_core.align.quantized import measure_costs
+
+    foreign_files.stored_in_8_bits(llama_file, tmp_path / "m.onnx")
+    costs = measure_costs(study(load_model(LLAMA), OnnxFile(tmp_path / "m.onnx")))
+    assert (costs.found, costs.total) == (15, 15)  # seven in each of the two layers, and the head
+    assert max(cost.kernels for cost in costs.sites) < 1e-5
+    assert {cost.site: cost for cost in costs.sites}["model.layers.1"].quantization > 1e-3

@@ -77,6 +77,29 @@ def test_a_healthy_operator_that_works_in_other_steps_is_not_blamed(tmp_path):
     assert reduced(bad, good) == ["/net/b"]
 
 
+def test_an_operator_that_computes_something_else_is_found(tmp_path):
+    good = write(tmp_path / "good.onnx", layers("g", scale="v"), w=W, v=W.T)
+    nodes = layers("/net/", scale="v")
+    nodes[4].op_type = "Sub"
+    bad = write(tmp_path / "bad.onnx", nodes, w=W, v=W.T)
+    assert reduced(bad, good) == ["/net/s"]
+
+
+def test_a_reference_in_another_precision_gets_the_names_of_the_low_graph(tmp_path):
+    from ditto_core.debug.align import named_alike
+    from ditto_core.debug.evaluate import capture
+
+    good = Graph.load(write(tmp_path / "good.onnx", layers("g", scale="v"), w=W, v=W.T))
+    half = [helper.make_node("Cast", ["x"], ["low"], to=TensorProto.FLOAT16), *layers("/net/", scale="v")]
+    for node in half[1:]:
+        node.input[:] = ["low" if name == "x" else name for name in node.input]
+    half[-1].output[0] = "tanh"
+    half.append(helper.make_node("Cast", ["tanh"], ["y"], to=TensorProto.FLOAT))
+    low = Graph.load(write(tmp_path / "low.onnx", half, w=W.astype(np.float16), v=W.T.astype(np.float16)))
+    named = named_alike(low, {"x": X}, capture(low, {"x": X}), Reference(good)).model
+    assert {"/net/a", "/net/b", "/net/t", "/net/u", "/net/s", "y"} <= set(named.producer)
+
+
 def test_outputs_that_the_reference_does_not_know_cannot_be_compared(tmp_path):
     good = write(tmp_path / "good.onnx", layers("g"), w=W)
     nodes = layers("/net/")

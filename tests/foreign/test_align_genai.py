@@ -3,15 +3,18 @@
 import runpy
 import sys
 
+import numpy as np
+import onnx
 import pytest
 import torch
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai makes the files: install the extra 'foreign'")
 
 from ditto_core.align.aligning import study
-from ditto_core.align.fault import faults
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.making import align
+from ditto_core.align.repair import all_faults
+from ditto_core.graphs.files import read_model
 from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.spec import EngineSpec, ModelSource
 
@@ -69,7 +72,26 @@ def test_a_dropped_window_is_named_at_the_fused_attention(built):
     }
     if windows != {-1}:
         pytest.skip("this version of onnxruntime-genai exports the window")
-    assert faults(seen.matching)[0].operator == "GroupQueryAttention"
+    (first,) = all_faults(seen, 1)
+    assert first.fault.operator == "GroupQueryAttention"
+    window = model.module.config.sliding_window
+    assert first.fault.cause == f"window: local_window_size is -1, with {window} it is right"
+
+
+def test_keys_and_values_exchanged_in_the_packed_weight_are_named_at_the_product(built, tmp_path):
+    source, folder = built("llama")
+    model = read_model(OnnxFile(folder).path)
+    node = next(n for n in model.graph.node if n.name == "/model/layers.1/attn/qkv_proj/MatMul")
+    tensor = next(t for t in model.graph.initializer if t.name == node.input[1])
+    array = onnx.numpy_helper.to_array(tensor)
+    config = load_model(ModelSource.of(source)).module.config
+    width = config.num_key_value_heads * config.head_dim
+    queries, keys, values = np.split(array, [-2 * width, -width], axis=1)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.concatenate([queries, values, keys], 1), tensor.name))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    (first,) = all_faults(study(load_model(ModelSource.of(source)), OnnxFile(tmp_path / "model.onnx")), 1)
+    assert first.fault.node == node.name
+    assert first.fault.cause.startswith("wiring: columns")
 
 
 @torch.no_grad()

@@ -1,0 +1,118 @@
+"""The quantized weights of a file as floating matrices, whatever operators hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ditto_core.align.file import OnnxFile, inference_session_of
+from ditto_core.align.values import Array
+from ditto_core.graphs.cut import value_info
+from ditto_core.graphs.files import read_initializer, with_data
+from ditto_core.graphs.graph import Graph
+
+PRODUCT, LOOKUP, DEQUANTIZED = "MatMulNBits", "GatherBlockQuantized", "DequantizeLinear"
+INTEGER_PRODUCTS = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+QUANTIZER = "DynamicQuantizeLinear"
+SMALLEST = 64
+"""Fewer numbers are scales, biases or zero points."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A quantized weight: ``end`` is what is computed from the arrays ``given``. ``product``: on an identity matrix and
+    a row of zeros, so that it is [inputs, outputs] and a bias; else it is the weight itself, or its transpose."""
+
+    node: str
+    end: str
+    given: Mapping[str, Array]
+    product: bool = False
+
+
+def stored_weights(file: OnnxFile, vocabulary: int) -> Iterator[tuple[str, list[Array]]]:
+    """Yield the operator and the matrix [outputs, inputs] of every quantized weight of a file.
+
+    Where nothing tells which dimension is which, the transpose comes too. ``vocabulary`` is the length of lookup tables
+    that are computed.
+    """
+    graph = Graph(file.model)
+    for found in places(file, graph, vocabulary):
+        array = evaluated(file, graph, found)
+        if found.product:
+            yield found.node, [(array[:-1] - array[-1]).T]
+        elif array.ndim == 2:
+            yield found.node, [array, array.T]
+
+
+def places(file: OnnxFile, graph: Graph, vocabulary: int) -> Iterator[Stored]:
+    """Yield where a file holds quantized weights."""
+    for i, node in enumerate(graph.nodes):
+        label = graph.label(i)
+        if node.op_type == PRODUCT:
+            inputs = next(a.i for a in node.attribute if a.name == "K")
+            yield Stored(label, node.output[0], {node.input[0]: identity(inputs)}, product=True)
+        elif node.op_type == LOOKUP:
+            table = graph.weights.get(node.input[0])
+            ids = np.arange(vocabulary if table is None else table.dims[0])
+            yield Stored(label, node.output[0], {node.input[1]: ids})
+        elif node.op_type == DEQUANTIZED:
+            yield from dequantized(file, graph, node, label)
+        elif node.op_type in INTEGER_PRODUCTS and node.input[1] in graph.weights:
+            inputs = graph.weights[node.input[1]].dims[0]
+            start = quantized_from(graph, node.input[0])
+            yield Stored(label, scaled(graph, node), {start: identity(inputs)}, product=True)
+
+
+def dequantized(file: OnnxFile, graph: Graph, node: Any, label: str) -> Iterator[Stored]:
+    """Yield a weight that is dequantized, or of which what was looked up is."""
+    maker = graph.nodes[graph.producer[node.input[0]]] if node.input[0] in graph.producer else None
+    name = maker.input[0] if maker is not None and maker.op_type == "Gather" else node.input[0]
+    tensor = graph.weights.get(name)
+    if tensor is not None and np.prod(tensor.dims) >= SMALLEST:
+        array = np.asarray(read_initializer(tensor, file.folder))
+        yield Stored(label, node.output[0], {node.input[0]: array} if maker is not None else {})
+
+
+def identity(size: int) -> Array:
+    """Return an identity matrix and a row of zeros."""
+    return np.eye(size + 1, size, dtype=np.float32)
+
+
+def quantized_from(graph: Graph, name: str) -> str:
+    """Return the floating value that a quantized activation is made of."""
+    maker = graph.nodes[graph.producer[name]] if name in graph.producer else None
+    return str(maker.input[0]) if maker is not None and maker.op_type == QUANTIZER else name
+
+
+def scaled(graph: Graph, node: Any) -> str:
+    """Return the floating result of an integer product: after the cast and the scales."""
+    name = str(node.output[0])
+    while node.op_type in ("MatMulInteger", "Cast"):
+        (reader, *_) = graph.readers[name]
+        node = graph.nodes[reader]
+        name = str(node.output[0])
+    return name
+
+
+def evaluated(file: OnnxFile, graph: Graph, found: Stored) -> Array:
+    """Compute a value from what is given, without the lower accuracy that a product may ask for."""
+    import onnx
+
+    indices = graph.upstream([found.end], found.given)
+    nodes = []
+    for i in indices:
+        node = onnx.NodeProto()
+        node.CopyFrom(graph.nodes[i])
+        kept = [a for a in node.attribute if a.name != "accuracy_level"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        nodes.append(node)
+    given = {name: array for name, array in found.given.items() if any(name in node.input for node in nodes)}
+    inputs = [value_info(name, array) for name, array in given.items()]
+    weights = [with_data(tensor, file.folder) for tensor in graph.weights_of(indices) if tensor.name not in given]
+    part = graph.with_graph(nodes, inputs, [onnx.ValueInfoProto(name=found.end)], weights)
+    (result,) = inference_session_of(part).run(None, given)
+    return np.asarray(result, np.float32)

@@ -203,6 +203,8 @@ class EngineSpec:
             fields["backend"] = ENGINE_FILE_BACKEND
             options = {**dict(options), "file": str(engine)}
         if isinstance(options, Mapping):
+            if odd := [name for name in options if not isinstance(name, str)]:
+                raise UsageError(f"options has {odd[0]!r}, expected names such as 'quantize'")
             options = tuple(sorted(options.items()))
         return cls(
             model=ModelSource.of(model),
@@ -284,8 +286,13 @@ def parse_dynamic(dynamic: Any) -> tuple[tuple[str, int, str], ...]:
 
 
 def parse_backend(name: str) -> str:
-    """Return a backend's registered name (``ort`` -> ``onnxruntime``); any other name as it is."""
-    return BACKEND_ALIASES.get(name, name) if isinstance(name, str) else name
+    """Return a backend's registered name (``ort`` -> ``onnxruntime``); any other name as it is.
+
+    Raises :class:`UsageError` for what is no name.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"backend is {name!r}, expected a name such as 'onnxruntime'")
+    return BACKEND_ALIASES.get(name, name)
 
 
 def parse_outputs(outputs: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

@@ -45,6 +45,7 @@ UNWRITABLE = {
     errno.EROFS: "is read-only",
     errno.EACCES: "cannot be written",
     errno.EPERM: "cannot be written",
+    errno.ENOENT: "cannot be made",
     errno.ENOTDIR: "is not a directory",
     errno.EEXIST: "is not a directory",
 }
@@ -278,7 +279,8 @@ class Cache:
         try:
             yield
         except OSError as error:
-            if error.errno not in UNWRITABLE or not self._concerns(error):
+            missing = error.errno == errno.ENOENT and self.root.exists()  # not the cache itself, but something in it
+            if missing or error.errno not in UNWRITABLE or not self._concerns(error):
                 raise
             state = UNWRITABLE[error.errno]
             remedy = f"free space (`ditto cache prune`) or choose another with --ditto-cache-dir or {ENVIRONMENT}"

@@ -136,6 +136,22 @@ def repeat(
     typer.echo(tally.summary())
 
 
+@app.command("bisect", cls=shared.CheckingCommand)
+@shared.grouped
+def bisect(
+    judgement: shared.Judgement,
+    values: list[str] = typer.Argument(help="Versions, commits or flags: the first is good, the last is bad."),
+    skip_code: list[int] = typer.Option([125], help="Exit status of a value that cannot be judged; repeatable."),
+) -> None:
+    """Find the first version, commit or flag that fails. Its place in the check's command is {}."""
+    from ditto_core.debug.bisect import bisect as search
+
+    with shared.Screen("bisecting") as screen:
+        found = search(values, judgement.iterations(), screen.say, skip_code)
+    judgement.write(found.to_json())
+    typer.echo(found.summary)
+
+
 @app.command("diff-tactics")
 def diff_tactics(
     directory: Path = typer.Option(shared.ART_DIR, "--dir", help="Folder with good/ and bad/, as `build` leaves it."),

@@ -94,7 +94,10 @@ def assert_close(
     """
     __tracebackhide__ = True
     bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan, check_dtype, check_stride, signed_zero)
-    leaves = list(walk(name, actual, expected))
+    try:
+        leaves = list(walk(name, actual, expected))
+    except RecursionError as error:
+        raise UsageError("cannot compare what contains itself, or is nested about a thousand deep") from error
     if not leaves:
         raise AssertionError(f"{name or 'comparison'}: nothing to compare, both sides hold no tensor")
     failures = [(leaf.path, lines) for leaf in leaves if (lines := judge(leaf, bounds))]

@@ -132,6 +132,8 @@ def parse_rules(selector: str, value: Any) -> Iterator[Rule]:
     """Read the bounds of one selector: a list, whose bounds hold beside each other, or one as :func:`parse_rule` reads
     it. Raises :class:`UsageError`.
     """
+    if not isinstance(selector, str):
+        raise UsageError(f"tolerance has {selector!r}, expected a selector such as 'model.layers.*'")
     bounds = value if isinstance(value, list | tuple) else [value]
     if not bounds:
         raise UsageError(f"tolerance for {selector!r} is an empty list, expected bounds")

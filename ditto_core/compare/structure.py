@@ -136,6 +136,8 @@ def same_keys(path: str, actual: Mapping[Any, Any], expected: Mapping[Any, Any])
 def as_tensor(value: Any) -> torch.Tensor:
     """View a tensor, an array, an object with DLPack or a number as a tensor. Raises :class:`UsageError` for others."""
     if isinstance(value, torch.Tensor):
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise UsageError("cannot compare inside torch.vmap or torch.func: return the tensors, compare them outside")
         found = value.detach()
     elif isinstance(value, np.ndarray):
         found = from_array(value)

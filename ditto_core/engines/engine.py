@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest, BuildsFromSource, get_backend
-from ditto_core.errors import BuildError, SelectorError, nearest
+from ditto_core.errors import BuildError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.export import Export
 from ditto_core.session import Session
 from ditto_core.sites import RAW_PREFIXES, Tap, matches
@@ -67,16 +67,21 @@ class Engine:
 
     @classmethod
     def load(cls, directory: Path | str) -> Engine:
-        """Open an engine directory. Raises :class:`BuildError` when it holds no engine."""
+        """Open an engine directory. Raises :class:`BuildError` when it holds no engine, or its manifest is damaged."""
         directory = Path(directory)
         try:
-            data = json.loads((directory / MANIFEST_FILE).read_text())
+            text = (directory / MANIFEST_FILE).read_text("utf-8")
         except (OSError, ValueError) as error:
             raise BuildError(
                 f"{directory} holds no engine: expected {MANIFEST_FILE}, written by `ditto build`"
             ) from error
-        taps = tuple(Tap.from_json(t) for t in data.pop("taps"))
-        return cls(directory, spec_from_json(data.pop("spec")), taps, **data)
+        try:
+            data = json.loads(text)
+            taps = tuple(Tap.from_json(t) for t in data.pop("taps"))
+            return cls(directory, spec_from_json(data.pop("spec")), taps, **data)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
+            problem = f"{type(error).__name__} {first_line(error)}"
+            raise BuildError(f"{directory / MANIFEST_FILE} is damaged ({problem}): build the engine again") from error
 
     def copy_to(self, directory: Path) -> Engine:
         """Copy the engine to a directory of the user's, which must be absent or empty.

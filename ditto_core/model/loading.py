@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from ditto_core.errors import ModelError, UsageError, first_line, nearest
@@ -143,7 +145,7 @@ def from_location(
             cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
             found: Any
             module, found = cls.from_pretrained(directory, **kwargs, **extra, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # readers of weights have exceptions of their own
         raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
     refuse_missing(source.location, found["missing_keys"])
     decoder = is_decoder(module)
@@ -155,7 +157,10 @@ def reason(source: ModelSource, error: Exception) -> str:
     """Return in one line why a model could not be loaded; transformers' own advice is about its own functions."""
     if "trust_remote_code" in str(error) and not source.trust_remote_code:
         return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
-    return first_line(error)
+    if isinstance(error, UnpicklingError):  # its own advice is to run what the file says
+        return "its weights are damaged or hold other objects than tensors, which are not loaded"
+    damaged = "its weights are damaged: " if isinstance(error, SafetensorError) else ""
+    return damaged + first_line(error)
 
 
 @contextmanager

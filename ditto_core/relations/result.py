@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from ditto_core.compare._record import encode
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import ShapeMismatch, measure
+from ditto_core.compare.requested import measure_requested
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
 from ditto_core.compare.tolerance import Tolerance
@@ -18,6 +19,7 @@ from ditto_core.relations.feed import Captured, Feed, differing_bits
 from ditto_core.system.receipt import make_receipt
 
 if TYPE_CHECKING:
+    from ditto_core.compare.bounds import Rule
     from ditto_core.session import SessionInfo
     from ditto_core.sites import Tap
 
@@ -128,7 +130,9 @@ def relate(
 ) -> Relation:
     """Compare two runs site by site; ``exact`` asks for the same bits, else ``tolerance`` judges with the ``floor``."""
     tolerance = tolerance or Tolerance()
-    results, missing, bits = measured(actual.captured, expected.captured, floor or {})
+    names = {tap.site: (tap.site, *tap.aliases, tap.value) for tap in taps}
+    requests = {site: tolerance.requests(names.get(site, (site,)), 0) for site in expected.captured.values}
+    results, missing, bits = measured(actual.captured, expected.captured, floor or {}, requests)
     judged = tuple(map(bitwise(bits), results)) if exact else judge(results, tolerance, taps, actual.info)
     left_out = actual.captured.left_out
     notes = tuple(f"left out {site}: {reason}" for site, reason in left_out.items())
@@ -152,9 +156,12 @@ def relate(
 
 
 def measured(
-    actual: Captured, expected: Captured, floor: Mapping[str, float]
+    actual: Captured, expected: Captured, floor: Mapping[str, float], requests: Mapping[str, Sequence[Rule]]
 ) -> tuple[list[SiteResult], dict[str, str], dict[str, int]]:
-    """Measure every site that both runs have; return results, what could not be compared, and differing bits."""
+    """Measure every site that both runs have; return results, what could not be compared, and differing bits.
+
+    ``requests`` are the rules of each site about what is measured for them alone.
+    """
     results: list[SiteResult] = []
     missing = dict.fromkeys(actual.values.keys() ^ expected.values.keys(), "delivered by one of the two runs only")
     bits: dict[str, int] = {}
@@ -168,6 +175,7 @@ def measured(
         except ShapeMismatch as error:
             missing[site] = str(error)
             continue
+        metrics = replace(metrics, requested=measure_requested(requests[site], metrics, other, value))
         bits[site] = differing_bits(other, value)
         results.append(SiteResult(0, site, order, metrics, UNJUDGED, floor.get(site)))
     return results, missing, bits

@@ -350,7 +350,7 @@ class Comparer:
         final: bool = False,
     ) -> Metrics:
         actual, expected = as_masks(actual, expected)
-        names = (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
+        names = self._names(tap)
         if final or tap.value in self.outputs:
             names = (*names, tap.value)
         rtol, atol = self._tolerance.elementwise(names, self.step)
@@ -367,12 +367,15 @@ class Comparer:
             equal_nan=usual.equal_nan,
         )
 
+    def _names(self, tap: Tap) -> tuple[str, ...]:
+        """Return the names by which a rule may mean a tensor; an output of the untapped engine has the tapped one's."""
+        return (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
+
     def _with_requests(
         self, metrics: Metrics, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None
     ) -> Metrics:
         """Add what rules ask for by any name under which the tensor may be judged: its own, or the output's."""
-        names = (tap.site, tap.site.removesuffix(UNTAPPED), *tap.aliases, tap.value)
-        rules = self._tolerance.requests(names, self.step)
+        rules = self._tolerance.requests((*self._names(tap), tap.value), self.step)
         if not rules:
             return metrics
         return replace(metrics, requested=measure_requested(rules, metrics, *as_masks(actual, expected), valid))

@@ -46,6 +46,20 @@ def test_an_engine_is_built_compared_and_shown_in_a_notebook(named, workspace, t
         ditto_core.compare_engine((named, EXAMPLES), engine, dtype="float16", workspace=workspace)
 
 
+@pytest.mark.parametrize("selector", ["output", "body.2", "body"])
+def test_what_a_rule_asks_for_is_measured_under_any_name_of_an_output(named, workspace, selector):
+    rules = {selector: [{"metric": "abs_p100", "bound": 1.0}, {"metric": "cosine", "at_least": 0.9}]}
+    found = ditto_core.compare_engine((named, EXAMPLES), "ort", workspace=workspace, tolerance=rules)
+    judged = [r for r in found.results if r.metrics.requested]
+    assert {name for r in judged for name, _ in r.metrics.requested} == {"abs_p100"}
+    assert {r.verdict.metric for r in judged if r.final} <= {"abs_p100", "cosine"}
+    assert all(dict(r.metrics.requested)["abs_p100"] == r.metrics.max_abs for r in judged)
+    wrong = ditto_core.compare_engine(
+        (named, EXAMPLES), "ort", workspace=workspace, tolerance={selector: {"metric": lambda a, b: 2.0, "bound": 1.0}}
+    )
+    assert wrong.first_bad.verdict.value == 2.0
+
+
 def test_another_exporters_file_is_an_engine_by_path_and_its_session_by_a_function(named, workspace, tmp_path):
     path = tmp_path / "own.onnx"
     torch.onnx.export(named, (EXAMPLES["x"],), path, input_names=["x"], dynamo=True, verbose=False)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from ditto_core.compare.tolerance import TABLE
+from ditto_core.compare.tolerance import TABLE, Tolerance
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.relations import (
@@ -65,6 +65,14 @@ def broken_llama(llama, tmp_path):
     yield make
     for session in opened:
         session.close()
+
+
+def test_a_rule_that_asks_for_its_own_metric_judges_a_relation(llama):
+    for value, holds in ((0.5, True), (2.0, False)):
+        rules = Tolerance.of({"model.layers.1": {"metric": lambda a, b, value=value: value, "bound": 1.0}})
+        found = row_in_batch(llama.sessions.engine, IDS[:6], terms=Terms(rules))
+        judged = [r.verdict for r in found.comparison.results if r.site == "model.layers.1"]
+        assert [(verdict.value, verdict.ok) for verdict in judged] == [(value, holds)]
 
 
 def test_every_relation_holds_within_four_times_the_noise_floor(pair, family):

@@ -17,12 +17,16 @@ from ditto_core.cli.compare import parse_rule as parse_text
 from ditto_core.compare.bounds import Rule, parse_rule
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.dumps import compare_dumps
+from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.requested import measure_requested
 from ditto_core.compare.rules import load_tolerance, spelled
 from ditto_core.compare.tolerance import Tolerance, by_rule
 from ditto_core.errors import UsageError
 from ditto_core.report.schema import comparison_schema
+from ditto_core.session import SessionInfo
+from ditto_core.sites import Tap
+from ditto_core.stepping.comparer import Comparer, Measured
 from ditto_core.stepping.dumps import compare_offline
 
 RANDOM = np.random.default_rng(0)
@@ -268,3 +272,19 @@ def test_a_comparison_keeps_what_was_asked_for_in_its_json(tmp_path):
     assert by_rule(again.tolerance.rules[0], again.results[0].metrics).ok
     with pytest.raises(UsageError, match="abs_p12"):
         by_rule(Rule("x", 1.0, metric="abs_p12"), again.results[0].metrics)
+
+
+def test_a_deployed_output_is_measured_by_a_rule_for_the_tap_of_the_same_output():
+    taps = (Tap("lm_head", "logits", axes=("batch", "")),)
+    tolerance = Tolerance.of({"lm_head": {"metric": "abs_p100", "bound": 0.5}})
+    found = Measured()
+    comparer = Comparer(taps, 0, {}, found, tolerance, "float32")
+    expected = torch.ones(2, 3)
+    comparer.outputs = {"logits": expected.clone()}
+    comparer.take_engine("lm_head", expected.clone())
+    comparer.take_reference("lm_head", expected)
+    comparer.finish({"logits": expected})
+    comparer.finish_untapped({"logits": expected + 1}, {"logits": expected})
+    info = SessionInfo("engine", "made", "float32")
+    verdicts = {r.site: (r.verdict.metric, r.verdict.value) for r in judge(found.results, tolerance, taps, info)}
+    assert verdicts == {"lm_head": ("abs_p100", 0.0), "logits:untapped": ("abs_p100", 1.0)}

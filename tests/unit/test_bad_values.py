@@ -1,0 +1,101 @@
+"""Values and files that cannot be are one line of the project's own errors, wherever they come in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from ditto_core import EngineSpec, Tolerance, assert_close
+from ditto_core.cache import Cache
+from ditto_core.engines.engine import MANIFEST_FILE, Engine
+from ditto_core.errors import BuildError, CacheError, ModelError, UsageError
+from ditto_core.model.loading import load_model, tiny_decoder
+from ditto_core.spec import ModelSource
+
+WEIGHTS = "model.safetensors"
+
+
+def one_line(error, call, told=""):
+    with pytest.raises(error, match=told) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_decoder("llama").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("share", [0.0, 0.00001, 0.001, 0.5])
+def test_truncated_weights(checkpoint, tmp_path, share):
+    for name in ("config.json", WEIGHTS):
+        (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
+    whole = (tmp_path / WEIGHTS).read_bytes()
+    (tmp_path / WEIGHTS).write_bytes(whole[: int(len(whole) * share)])
+    one_line(ModelError, lambda: load_model(ModelSource(str(tmp_path))), "damaged")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("content", [b"garbage" * 10, pickle.dumps({"a": os.getpid}), b"PK\x03\x04" + b"\0" * 90])
+def test_pickled_weights_that_are_damaged_or_hold_code(checkpoint, tmp_path, content):
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(ModelError) as raised:
+        load_model(ModelSource(str(tmp_path)))
+    assert "\n" not in str(raised.value)
+    assert "weights_only" not in str(raised.value)  # torch advises to run what the file says
+
+
+@pytest.mark.parametrize(
+    "manifest", ["{}", "[]", "{", '{"taps": []}', '{"taps": [{}], "spec": {}}', '{"taps": 5, "spec": 5}', "[" * 100000]
+)
+def test_the_manifest_of_an_engine(tmp_path, manifest):
+    (tmp_path / MANIFEST_FILE).write_text(manifest)
+    one_line(BuildError, lambda: Engine.load(tmp_path), MANIFEST_FILE)
+
+
+def test_what_contains_itself_or_is_too_deep():
+    itself, mapping, deep = [1], {}, 1.0
+    itself.append(itself)
+    mapping["x"] = mapping
+    for _ in range(5000):
+        deep = [deep]
+    for value in (itself, mapping, deep):
+        one_line(UsageError, lambda value=value: assert_close(value, value))
+
+
+def test_tensors_of_a_function_transform():
+    one_line(UsageError, lambda: torch.vmap(lambda x: (assert_close(x, x), x)[1])(torch.ones(3)), "vmap")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"backend": 5}, {"dtype": 5}, {"outputs": 5}, {"options": {5: 6}}, {"profile": 5}, {"dynamic": 5}]
+)
+def test_fields_of_a_spec(fields):
+    one_line(UsageError, lambda: EngineSpec.of("model", **fields), next(iter(fields)))
+
+
+@pytest.mark.parametrize("table", [{5: 1}, [1], {"finite": "yes"}, {"a": True}, {"a": {"bound": 1, "prepare": 5}}])
+def test_tables_of_tolerances(table):
+    one_line(UsageError, lambda: Tolerance.of(table))
+
+
+def test_places_of_a_cache_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    for root in (Path("/proc/cache"), tmp_path / "file", tmp_path / "file" / "cache"):
+        if root.parent.exists():
+            one_line(CacheError, lambda root=root: Cache(root).state("floors"), str(root))
+
+
+def test_a_file_that_a_build_misses_is_not_blamed_on_the_cache(tmp_path):
+    def build(folder):
+        (folder / "nowhere" / "x").read_text()
+
+    with pytest.raises(FileNotFoundError):
+        Cache(tmp_path).get_or_build("engines", "key", build, describe={})

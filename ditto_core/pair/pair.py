@@ -168,7 +168,7 @@ class Pair:
         """
         from ditto_core.pair.localizing import required, with_every_site
 
-        if prompts is None and self.engine.decoder:
+        if prompts is None and self.sessions.model.decoder:
             raise UsageError("localize needs a prompt: give text or token ids")
         spec = with_every_site(self.sessions, "float32" if fp32 else self.spec.dtype)
         whole = self if spec == self.spec else self._with_engine(spec)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
-from ditto_core.sites import RAW_PREFIXES
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
@@ -173,8 +172,7 @@ class EngineSpec:
     later: bool = False
 
     def __post_init__(self) -> None:
-        asked = any(" " in name and not name.startswith(RAW_PREFIXES) for name in self.outputs)
-        object.__setattr__(self, "operators", self.operators or asked)
+        object.__setattr__(self, "operators", self.operators or any(" " in name for name in self.outputs))
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
         object.__setattr__(self, "backend", parse_backend(self.backend))
         if not isinstance(self.opset, int):

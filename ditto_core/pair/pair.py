@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
     from ditto_core.model.export import Export
-    from ditto_core.relations import Relation, Relations
+    from ditto_core.relations import InputRelations, Relation, Relations
     from ditto_core.repro.repro import Fed, Repro
     from ditto_core.session import Session
     from ditto_core.spec import EngineSpec
@@ -234,19 +234,24 @@ class Pair:
         pad = number(self.model_config, "pad_token_id")
         return encode(prompts, tokenizer=self.tokenizer, vocab_size=self.vocab_size, pad=pad, left=left)
 
-    def relations(self) -> Relations:
-        """Return the relations of the engine's session, which need no reference.
+    def relations(self) -> Relations | InputRelations:
+        """Return the relations of the engine's session, on tokens for a decoder, else on inputs by name.
 
-        They are judged by the noise floor on the very tokens where the reference is eager, else by the table of dtypes.
+        They are judged by the noise floor on the very inputs where the reference is eager, else by the table of dtypes.
         """
-        from ditto_core.relations import Relations, Terms
+        from ditto_core.relations import InputRelations, Relations, Terms
 
         sessions, config = self.sessions, self.model_config
+        noise = None if sessions.low_precision is None else (sessions.reference, sessions.low_precision)
+        if not sessions.built.decoder:
+            terms = Terms(self._runner.tolerance)
+            examples = self._values(sessions.model.examples)
+            return InputRelations(sessions.engine, examples, sessions.output_axes, terms, noise)
         pad = number(config, "pad_token_id")
         return Relations(
             sessions.engine,
             Terms(self._runner.tolerance, profile=self.spec.profile, pad=pad),
-            None if sessions.low_precision is None else (sessions.reference, sessions.low_precision),
+            noise,
             sessions.reference,
             window=bool(number(config, "sliding_window")),
             longest=number(config, "max_position_embeddings"),

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import nn
 
@@ -174,6 +175,7 @@ def _export(
                 opset_version=opset,
                 verbose=False,
                 optimize=False,
+                custom_translation_table={torch.ops.aten._is_all_true.default: all_true},
             )
             assert onnx_program is not None
             give_weights(onnx_program.model, readers, "module.")
@@ -271,6 +273,14 @@ def write_readable(program: torch.export.ExportedProgram, directory: Path) -> No
     code = program.graph_module.print_readable(print_output=False)
     (directory / "graph_module.py").write_text(code + "\n")
     (directory / "graph.txt").write_text(str(program.graph) + "\n")
+
+
+def all_true(flags: Any) -> Any:
+    """Translate ``aten._is_all_true``, which the exporter lacks; models that take images count their tokens by it."""
+    from onnxscript import opset20
+
+    least = opset20.ReduceMin(opset20.Cast(flags, to=onnx.TensorProto.INT32), keepdims=0)
+    return opset20.Cast(least, to=onnx.TensorProto.BOOL)
 
 
 def own_symbols(wanted: bool) -> AbstractContextManager[Any]:

@@ -40,6 +40,7 @@ AnyInputs = Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor] | None
 
 TOWERS = ("vision_config", "audio_config")
 """Parts of a configuration whose modules text tokens do not reach."""
+MORE = "a callable that returns (module, {name: tensor}) gives it inputs, then call run()"
 
 
 class Pair:
@@ -133,7 +134,7 @@ class Pair:
             )
 
         towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
-        notes = [f"text tokens do not reach the {name} part of this model: it was not run" for name in towers]
+        notes = [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
         return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:

@@ -240,20 +240,27 @@ class Pair:
 
         They are judged by the noise floor on the very inputs where the reference is eager, else by the table of dtypes.
         """
-        from ditto_core.relations import InputRelations, Relations, Terms
+        from ditto_core.relations import InputRelations, Terms
 
-        sessions, config = self.sessions, self.model_config
-        noise = None if sessions.low_precision is None else (sessions.reference, sessions.low_precision)
-        if not sessions.built.decoder:
-            terms = Terms(self._runner.tolerance)
-            examples = self._values(sessions.model.examples)
-            return InputRelations(sessions.engine, examples, sessions.output_axes, terms, noise)
-        pad = number(config, "pad_token_id")
+        sessions = self.sessions
+        if sessions.built.decoder:
+            return self._token_relations()
+        examples, terms = self._values(sessions.model.examples), Terms(self._runner.tolerance)
+        return InputRelations(sessions.engine, examples, sessions.output_axes, terms, self._noise())
+
+    def _noise(self) -> tuple[Session, Session] | None:
+        low_precision = self.sessions.low_precision
+        return None if low_precision is None else (self.sessions.reference, low_precision)
+
+    def _token_relations(self) -> Relations:
+        from ditto_core.relations import Relations, Terms
+
+        config = self.model_config
         return Relations(
-            sessions.engine,
-            Terms(self._runner.tolerance, profile=self.spec.profile, pad=pad),
-            noise,
-            sessions.reference,
+            self.sessions.engine,
+            Terms(self._runner.tolerance, profile=self.spec.profile, pad=number(config, "pad_token_id")),
+            self._noise(),
+            self.sessions.reference,
             window=bool(number(config, "sliding_window")),
             longest=number(config, "max_position_embeddings"),
             vocab_size=self.vocab_size,
@@ -278,7 +285,7 @@ class Pair:
             options = {**dict(plain.options), **modes[name]}
             return self.sessions.workspace.build(replace(plain, options=tuple(sorted(options.items())))).open()
 
-        terms = self.relations().terms_for([list(ids)])
+        terms = self._token_relations().terms_for([list(ids)])
         return tuple(check_served(open_mode, list(ids), terms, *names))
 
     def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:

@@ -1,9 +1,11 @@
 """Tiny random models of the families of transformers, each a real ONNX Runtime engine beside eager.
 
-    python benchmarks/zoo.py [NAME …] [--results FILE] [--table docs/zoo.md]
+    python benchmarks/zoo.py [NAME …] [--dtype float16] [--directory] [--jobs N] [--results FILE] [--table docs/zoo.md]
 
-Each run is a child process of its own. Its verdict is appended to the results, a JSON line a run, and a run that is
-there is not made again. ``--table`` writes the results as a page. Exit code 1 when a healthy engine fails.
+By default every family runs in float32 from its factory and from a directory, and the main ones in float16 too;
+``--dtype`` and ``--directory`` choose among all runs. Each is a child process of its own, ``--jobs`` of them at a time.
+Its verdict is appended to the results, a JSON line a run, and a run that is there is not made again. ``--table`` writes
+the results as a page. Exit code 1 when a healthy engine fails.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,14 +49,18 @@ class Run(NamedTuple):
     source: str = "factory"
 
 
-def runs(names: list[str]) -> Iterator[Run]:
-    """Every family in float32 from its factory; the main ones in float16, and from a directory."""
-    for name in names:
-        yield Run(name)
-    for name in MAIN:
-        if name in names:
-            yield Run(name, source="directory")
-            yield Run(name, dtype="float16")
+def runs(names: list[str], dtype: str = "", *, directory: bool = False) -> Iterator[Run]:
+    """Every family in float32, from its factory and from a directory; the main ones in float16 from their factory.
+
+    ``dtype``: in this dtype alone, from the factory, or with ``directory`` from a directory alone.
+    """
+    source = "directory" if directory else "factory"
+    if dtype or directory:
+        yield from (Run(name, dtype or "float32", source) for name in names)
+        return
+    yield from (Run(name) for name in names)
+    yield from (Run(name, dtype="float16") for name in names if name in MAIN)
+    yield from (Run(name, source="directory") for name in names)
 
 
 def compare(run: Run, folder: Path) -> dict[str, Any]:
@@ -64,12 +71,15 @@ def compare(run: Run, folder: Path) -> dict[str, Any]:
         source = str(folder / run.family)
     spec = EngineSpec.of(source, dtype=run.dtype, outputs="**")
     pair = Pair(Workspace(Cache(folder / "cache")), spec, PairOptions(localize_failed=0))
-    if not pair.engine.decoder:
+    model = pair.sessions.model
+    if model.seq2seq:
+        found = pair.generate(model.examples, max_new_tokens=4)
+    elif not model.decoder:
         found = pair.run()
     else:
         from ditto_core.model.states import has_fixed_states
 
-        stateful = has_fixed_states(pair.sessions.model.module)
+        stateful = has_fixed_states(model.module)
         found = pair.generate(EVEN if stateful else PROMPTS, max_new_tokens=4)
     same = all(row.engine == row.reference for row in found.tokens)
     verdict = "pass" if found else "FAIL"
@@ -91,21 +101,45 @@ def child(run: Run, answer: Any) -> None:
     answer.send({**run._asdict(), **result, "seconds": round(time.perf_counter() - start)})
 
 
-def isolated(run: Run) -> dict[str, Any]:
-    """Make one run in a child process; one that crashes or takes too long says so."""
-    context = multiprocessing.get_context("fork")  # the libraries are loaded once
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=child, args=(run, theirs))
-    process.start()
-    theirs.close()
-    try:
+class Child:
+    """A child process that makes one run, and the pipe on which it answers."""
+
+    def __init__(self, run: Run) -> None:
+        context = multiprocessing.get_context("fork")  # the libraries are loaded once
+        self.run = run
+        self.pipe, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=child, args=(run, theirs))
+        self._process.start()
+        theirs.close()
+        self._end = time.monotonic() + SECONDS
+
+    @property
+    def late(self) -> bool:
+        """Tell whether it has had its time."""
+        return time.monotonic() > self._end
+
+    def result(self) -> dict[str, Any]:
+        """Return its answer, and end it; one that crashed or took too long says so."""
         late = {"verdict": "unfinished", "said": f"over {SECONDS} s"}
-        found: dict[str, Any] = ours.recv() if ours.poll(SECONDS) else late
-    except EOFError:
-        found = {"verdict": "ERROR", "said": "the process ended"}
-    process.kill()
-    process.join()
-    return {**run._asdict(), **found}
+        try:
+            found: dict[str, Any] = self.pipe.recv() if self.pipe.poll() else late
+        except EOFError:
+            found = {"verdict": "ERROR", "said": "the process ended"}
+        self._process.kill()
+        self._process.join()
+        return {**self.run._asdict(), **found}
+
+
+def results_of(runs: list[Run], jobs: int) -> Iterator[dict[str, Any]]:
+    """Make the runs, so many at a time, and yield each result as it comes."""
+    waiting, going = list(runs), []
+    while waiting or going:
+        while waiting and len(going) < jobs:
+            going.append(Child(waiting.pop(0)))
+        ready = wait([each.pipe for each in going], timeout=1)
+        for each in [each for each in going if each.pipe in ready or each.late]:
+            going.remove(each)
+            yield each.result()
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -129,6 +163,7 @@ def table(results: list[dict[str, Any]]) -> str:
         "",
         f"{len(passed)} of the {len(families)} families that were run pass in float32 "
         f"({len(passed) / max(1, len(families)):.0%}); {len(failed)} of {len(results)} runs of healthy engines fail.",
+        f"In float16 {counted(results, dtype='float16')}; from a directory {counted(results, source='directory')}.",
         *(["", f"Not run yet: {', '.join(unseen)}."] if (unseen := [n for n in FAMILIES if n not in families]) else []),
         "",
         "| family | dtype | from | steps | sites | verdict |",
@@ -143,6 +178,12 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def counted(results: list[dict[str, Any]], dtype: str = "float32", source: str = "factory") -> str:
+    """Say how many of the runs in a dtype, from such a source, pass."""
+    chosen = [r["verdict"] == "pass" for r in results if (r["dtype"], r["source"]) == (dtype, source)]
+    return f"{sum(chosen)} of {len(chosen)} pass"
+
+
 def is_false_alarm(result: dict[str, Any]) -> bool:
     """Tell whether an engine that nothing is known to be wrong with did not pass."""
     return result["verdict"] in ("FAIL", "ERROR") and result["family"] not in EXPORTER
@@ -151,19 +192,21 @@ def is_false_alarm(result: dict[str, Any]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--dtype", default="", choices=["float32", "float16", "float64"])
+    parser.add_argument("--directory", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--results", type=Path, default=Path("zoo.jsonl"))
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     known = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results.exists() else []
     made = {Run(r["family"], r["dtype"], r["source"]) for r in known}
-    for run in runs(options.names or list(FAMILIES)):
-        if run in made:
-            continue
-        known.append(isolated(run))
-        print(json.dumps(known[-1]), flush=True)
+    wanted = runs(options.names or list(FAMILIES), options.dtype, directory=options.directory)
+    for result in results_of([run for run in wanted if run not in made], options.jobs):
+        known.append(result)
+        print(json.dumps(result), flush=True)
         with options.results.open("a") as results:
-            results.write(json.dumps(known[-1]) + "\n")
+            results.write(json.dumps(result) + "\n")
     if options.table:
         options.table.write_text(table(known))
     return 1 if any(map(is_false_alarm, known)) else 0

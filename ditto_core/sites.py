@@ -12,6 +12,8 @@ from pathlib import Path
 from ditto_core.errors import SelectorError
 
 RAW_PREFIXES = ("fx:", "onnx:", "trt:")
+OPERATORS = "**:** **"
+"""Selects the operators of the model's own code, ``model.forward:42 interpolate``; selectors without a space do not."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,18 @@ def pattern(selector: str) -> re.Pattern[str]:
 
 
 def matches(selector: str, site: str) -> bool:
-    """Tell whether a selector matches a site. A name matches itself, whatever is in it: ``past[0].key``."""
+    """Tell whether a selector matches a site. A name matches itself, whatever is in it: ``past[0].key``.
+
+    An operator of the model's own code is matched by selectors with a space only: it is a tap on request.
+    """
+    if selector != site and is_operator(site) and " " not in selector:
+        return False
     return selector == site or pattern(selector).fullmatch(site) is not None
+
+
+def is_operator(site: str) -> bool:
+    """Tell whether a site is an operator of the model's own code: module, function, line and operator."""
+    return re.search(r":\d+ \S+$", site) is not None
 
 
 def no_match(selector: str, sites: Sequence[str]) -> str:

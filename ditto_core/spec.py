@@ -14,6 +14,8 @@ DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16"
 BACKEND_ALIASES = {"ort": "onnxruntime", "trt": "tensorrt"}
 ATTENTION = ("eager", "sdpa")
 ALL_SITES = ("**",)
+DERIVED = ("operators", "later")
+"""Fields of a spec that nobody gives: they follow from the others, or make another engine of the same spec."""
 ENGINE_FILE_BACKEND = "onnx-file"
 """The backend that runs a file which is there already."""
 
@@ -152,7 +154,8 @@ class EngineSpec:
     ``outputs`` are selectors (``model.layers.*.mlp``) or raw names (``fx:…``, ``onnx:…``); ``aliases`` renames raw
     names, as pairs ``(raw name, alias)``. ``options`` are the backend's own settings, as sorted pairs. ``dynamic`` are
     dimensions of inputs that may have other sizes than the example, besides batch and tokens, as (input, index, name).
-    ``later``: the engine of an encoder-decoder's steps after the first; :meth:`later_steps` makes it.
+    ``operators`` (set where ``outputs`` have one): those of the model's own code are sites of the export. ``later``:
+    the engine of an encoder-decoder's steps after the first; :meth:`later_steps` makes it.
     """
 
     model: ModelSource
@@ -165,9 +168,11 @@ class EngineSpec:
     opset: int = 20
     options: tuple[tuple[str, Any], ...] = ()
     dynamic: tuple[tuple[str, int, str], ...] = ()
+    operators: bool = False
     later: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "operators", self.operators or any(" " in name for name in self.outputs))
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
         object.__setattr__(self, "backend", parse_backend(self.backend))
         if not isinstance(self.opset, int):
@@ -185,8 +190,8 @@ class EngineSpec:
         """
         engine = fields.pop("engine", None)
         for name in fields:
-            if name not in cls.__dataclass_fields__ or name == "later":
-                known = (*(field for field in cls.__dataclass_fields__ if field != "later"), "engine")
+            if name not in cls.__dataclass_fields__ or name in DERIVED:
+                known = (*(field for field in cls.__dataclass_fields__ if field not in DERIVED), "engine")
                 raise UsageError(f"unknown engine argument {name!r}{nearest(name, known)} (known: {', '.join(known)})")
         outputs, aliases = parse_outputs(fields.pop("outputs", ALL_SITES))
         renamed = fields.pop("aliases", None) or ()
@@ -256,7 +261,7 @@ class EngineSpec:
             "profile": profile,
             "options": dict(self.options),
             "dynamic": [list(dimension) for dimension in self.dynamic],
-            **({"later": True} if self.later else {}),
+            **{name: True for name in DERIVED if getattr(self, name)},
         }
 
 

@@ -93,11 +93,11 @@ class OpenVinoSession:
         return {name: torch.from_numpy(value) for name, value in self._past.items()}
 
     def start(self, batch: int) -> None:
-        """Give every layer an empty past of shape [batch, kv_head, 0, head_dim]."""
+        """Give every layer an empty past [batch, kv_head, 0, head_dim], or zeros where a state has a fixed size."""
         for name, port in self._inputs.items():
             if name.startswith("past_key_values."):
-                _, heads, _, dim = port.get_partial_shape()
-                shape = batch, heads.get_length(), 0, dim.get_length()
+                _, *sizes = port.get_partial_shape()
+                shape = batch, *(size.get_length() if size.is_static else 0 for size in sizes)
                 self._past[name] = np.zeros(shape, port.get_element_type().to_dtype())
 
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:

@@ -15,14 +15,21 @@ LARGEST_HALF = 65504.0
 
 def norm(evidence: Evidence) -> Cause | None:
     """Explain a LayerNorm's or RMSNorm's output from its captured input; other sites are ignored."""
-    if evidence.port or not is_norm(evidence.module) or not evidence.reproduces(own(evidence)):
+    if evidence.port or not is_norm(evidence.module):
+        return None
+    given, weight = layer_input(evidence), parameter(evidence.module, "weight")
+    if given is None or weight is None or given.shape[-1] != weight.shape[0]:
+        return None
+    if not evidence.reproduces(own(evidence)):
         return None
     return first_cause(evidence, RULES)
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Tell whether a module normalizes over its last dimension."""
+    """Tell whether a module normalizes over its last dimension. Norms of channels do not."""
     weight = getattr(module, "weight", None)
+    if isinstance(module, nn.GroupNorm | nn.modules.batchnorm._NormBase):
+        return False
     return "Norm" in type(module).__name__ and isinstance(weight, torch.Tensor) and weight.ndim == 1
 
 

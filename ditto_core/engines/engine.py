@@ -14,8 +14,8 @@ from ditto_core.backends.base import BuildReport, BuildRequest, BuildsFromSource
 from ditto_core.errors import BuildError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.export import Export
 from ditto_core.session import Session
-from ditto_core.sites import RAW_PREFIXES, Tap, matches
-from ditto_core.spec import EngineSpec, ModelSource, Range, ShapeProfile
+from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
+from ditto_core.spec import DERIVED, EngineSpec, ModelSource, Range, ShapeProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +108,7 @@ def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:
         profile=ShapeProfile.of({name: Range(*sizes) for name, sizes in data["profile"].items()}),
         options=tuple(sorted(data["options"].items())),
         dynamic=tuple((name, index, dimension) for name, index, dimension in data.get("dynamic", ())),
-        later=data.get("later", False),
+        **{name: data.get(name, False) for name in DERIVED},
         **{name: data[name] for name in ("backend", "dtype", "attention", "opset")},
     )
 
@@ -121,7 +121,8 @@ def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
     provenance = export.provenance
     aliases = dict(spec.aliases)
     raw = [name for name in spec.outputs if name.startswith(RAW_PREFIXES) or name in aliases]
-    taps = provenance.select(name for name in spec.outputs if name not in raw)
+    known = any(map(is_operator, provenance.sites))
+    taps = provenance.select(name for name in spec.outputs if name not in raw and (known or name != OPERATORS))
     backend = get_backend(spec.backend)
 
     def resolve(name: str) -> Sequence[Tap]:

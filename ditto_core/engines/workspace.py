@@ -141,7 +141,7 @@ class Workspace:
         """Return the export with its ONNX graph, whatever the backend is."""
         from ditto_core.model.export import Export
 
-        sizes = [spec.dynamic, [name for name, _ in spec.profile.more], spec.later]
+        sizes = [spec.dynamic, [name for name, _ in spec.profile.more], spec.later, spec.operators]
         key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, sizes, export_versions())
 
         def make(directory: Path) -> None:
@@ -160,7 +160,14 @@ class Workspace:
         if spec.later:
             model, named = model.later_steps(), []
         with self.progress(f"exporting {spec.model.label} {spec.dtype} to ONNX"):
-            export(model, directory, dtype=getattr(torch, spec.dtype), opset=spec.opset, named=named)
+            export(
+                model,
+                directory,
+                dtype=getattr(torch, spec.dtype),
+                opset=spec.opset,
+                named=named,
+                operators=spec.operators,
+            )
 
     def _to_export(self, spec: EngineSpec) -> LoadedModel:
         """Return the model, a large one that is not loaded yet in the dtype in which it is stored, and not kept."""

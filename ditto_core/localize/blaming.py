@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ditto_core.compare.blame import Blame, LocalResult
+from ditto_core.sites import is_operator
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -47,6 +48,7 @@ def blame_site(tap: Tap, found: Sequence[LocalResult], accumulated: Mapping[tupl
 def owner(site: str) -> str:
     """Return the module whose code computes a site: itself, or for an input the module around it."""
     path, _, port = site.partition(":")
+    path = path.rpartition(".")[0] if is_operator(site) else path  # without the function
     path = path.split("@")[0]
     return path.rpartition(".")[0] if port == "in" or port.startswith("in.") else path
 

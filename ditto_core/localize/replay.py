@@ -21,7 +21,7 @@ from ditto_core.model import states
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
 from ditto_core.model.recorder import Recorder, named_by_code
-from ditto_core.sites import Tap, final_site
+from ditto_core.sites import Tap, final_site, is_operator
 from ditto_core.stepping.comparer import as_masks, is_mask
 from ditto_core.system.ieee import exact_float32
 
@@ -143,15 +143,16 @@ class Forced:
         # becomes NaN through the engine's form must differ from the replay.
         if is_mask(tensor) and torch.equal(*as_masks(actual.to(tensor.device), tensor)):
             return None, None
-        if named_by_code(site) or not self._writable(tensor):
+        if (named_by_code(site) and not is_operator(site)) or not self._writable(tensor):
             return actual.to(tensor.device, tensor.dtype, copy=True), actual
         tensor.copy_(actual)
         return None, actual
 
     def finish(self, outputs: Mapping[str, torch.Tensor]) -> None:
         """Hand out the final outputs that no module returned: what the model's own code computes behind the last."""
+        values = {tap.value: tap for tap in self._taps.values()}
         for name, tensor in outputs.items():
-            tap = self._taps.get(final_site(name, self._taps))
+            tap = values.get(name) or self._taps.get(final_site(name, self._taps))
             if tap is None or tap.site in self._done or tap.value != name or not tensor.is_floating_point():
                 continue
             actual = self._captured.get(tap.site)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 FOREIGN = ("/torch/", "/transformers/modeling_layers.py", str(Path(__file__).parents[1]))
 """Code that calls modules for others: torch's containers, the wrapper around transformers' layers, our own hooks."""
@@ -16,11 +16,19 @@ def running_line(outermost: CodeType) -> str:
 
     An empty string when there is none within the call of ``outermost``: torch's own containers call their children.
     """
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code is not outermost:
-        path = frame.f_code.co_filename
-        if not any(part in path for part in FOREIGN):
-            code = linecache.getline(path, frame.f_lineno).strip()
-            return f"{'/'.join(Path(path).parts[-3:])}:{frame.f_lineno} {frame.f_code.co_name}: {code}"
+    frame = running_frame(outermost)
+    if frame is None:
+        return ""
+    path = frame.f_code.co_filename
+    code = linecache.getline(path, frame.f_lineno).strip()
+    return f"{'/'.join(Path(path).parts[-3:])}:{frame.f_lineno} {frame.f_code.co_name}: {code}"
+
+
+def running_frame(outermost: CodeType | None = None) -> FrameType | None:
+    """Return the innermost frame of the model's own code within the call of ``outermost``; None when there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        if not any(part in frame.f_code.co_filename for part in FOREIGN):
+            return frame
         frame = frame.f_back
-    return ""
+    return None

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import nn
 
@@ -37,12 +38,12 @@ from ditto_core.model.wrappers import (
     Wrapper,
     vocab_size,
 )
-from ditto_core.sites import Provenance, Tap, final_site, source_line
+from ditto_core.sites import Provenance, Tap, final_site, is_operator, source_line
 
 ONNX_FILE = "model.onnx"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
-FORMAT = 2
+FORMAT = 3
 """Of what an export holds, site names included; part of its key."""
 
 
@@ -135,15 +136,17 @@ def export(
     dtype: torch.dtype = torch.float32,
     opset: int = 20,
     named: Sequence[tuple[str, int, str]] = (),
+    operators: bool = False,
 ) -> Export:
     """Export a loaded model in ``dtype`` into ``directory``: ONNX, weights, provenance, readable forms of the FX graph.
 
     Beside the model, memory holds one weight at a time (see :mod:`~ditto_core.model.hollow`).
-    ``named`` are dimensions of a module's inputs that have to be dynamic, as (input, index, name).
+    ``named`` are dimensions of a module's inputs that have to be dynamic, as (input, index, name). ``operators``: those
+    of the model's own code are sites too.
     Raises :class:`BuildError` with the exporter's innermost complaint, and for a dimension that the model fixes.
     """
     with hollow(model.module, dtype) as readers:
-        return _export(replace(model, examples=model.examples_in(dtype)), directory, readers, opset, named)
+        return _export(replace(model, examples=model.examples_in(dtype)), directory, readers, opset, named, operators)
 
 
 def _export(
@@ -152,8 +155,10 @@ def _export(
     readers: Mapping[str, Reader],
     opset: int,
     named: Sequence[tuple[str, int, str]],
+    operators: bool,
 ) -> Export:
     wrapper = wrap(model, named)
+    wrapper.operators = operators
     arguments, dynamic, input_names = wrapper.signature()
     program = None
     with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), restored(model.module):
@@ -170,6 +175,7 @@ def _export(
                 opset_version=opset,
                 verbose=False,
                 optimize=False,
+                custom_translation_table={torch.ops.aten._is_all_true.default: all_true},
             )
             assert onnx_program is not None
             give_weights(onnx_program.model, readers, "module.")
@@ -239,7 +245,9 @@ def describe(
     nodes = dict(zip(names, results, strict=True))
     for value, tap in wrapper.traced.taps.items():
         node = nodes[value]
-        source = source_line(node.meta.get("stack_trace") or "")
+        # A node's stack ends at the module's forward; an operator may lie in a function that this calls.
+        own = any(map(is_operator, (tap.site, *tap.aliases)))
+        source = tap.source if own else source_line(node.meta.get("stack_trace") or "")
         yield replace(tap, fx_node=node.name, source=source, axes=head_axis(axes.get(value, ())))
 
 
@@ -265,6 +273,14 @@ def write_readable(program: torch.export.ExportedProgram, directory: Path) -> No
     code = program.graph_module.print_readable(print_output=False)
     (directory / "graph_module.py").write_text(code + "\n")
     (directory / "graph.txt").write_text(str(program.graph) + "\n")
+
+
+def all_true(flags: Any) -> Any:
+    """Translate ``aten._is_all_true``, which the exporter lacks; models that take images count their tokens by it."""
+    from onnxscript import opset20
+
+    least = opset20.ReduceMin(opset20.Cast(flags, to=onnx.TensorProto.INT32), keepdims=0)
+    return opset20.Cast(least, to=onnx.TensorProto.BOOL)
 
 
 def own_symbols(wanted: bool) -> AbstractContextManager[Any]:

@@ -36,7 +36,7 @@ def list_sites(model: LoadedModel, selectors: Sequence[str]) -> list[ListedSite]
     Raises :class:`~ditto_core.errors.SelectorError` when a selector matches nothing, and
     :class:`~ditto_core.errors.BuildError` when the model cannot run.
     """
-    seen = observe(model)
+    seen = observe(model, operators=any(" " in selector for selector in selectors))
     return [listed(tap, seen.shapes[tap.value]) for tap in Provenance(seen.taps).select(selectors)]
 
 

@@ -20,7 +20,7 @@ from ditto_core.errors import ModelError, UsageError, first_line, nearest
 from ditto_core.model import attention, states
 from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing, stored_dtype, weights_size
 from ditto_core.model.examples import examples_of
-from ditto_core.model.forward import steps_decoder
+from ditto_core.model.forward import DECODED, steps_decoder
 from ditto_core.model.wrappers import later_examples
 
 if TYPE_CHECKING:
@@ -81,14 +81,15 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
 def load_as_stored(source: ModelSource, implementation: str) -> LoadedModel | None:
     """Load a large checkpoint in its own half precision, which is all that its export reads; None for others.
 
-    Of states of fixed size (see :mod:`~ditto_core.model.states`) it is measured in float32 what they are: None too.
+    Of states of fixed size (see :mod:`~ditto_core.model.states`), and of what an encoder-decoder carries, it is measured
+    in float32 what they are: None too.
     """
     directory = None if source.factory else locate(source)
     dtype = stored_dtype(directory) if directory and weights_size(directory) > LARGE else None
     if dtype not in (torch.float16, torch.bfloat16):
         return None
     model = load_model(source, dtype, implementation)
-    return None if states.has_fixed_states(model.module) else model
+    return None if states.has_fixed_states(model.module) or DECODED in model.examples else model
 
 
 def from_factory(source: ModelSource) -> LoadedModel:

@@ -6,13 +6,17 @@ import copy
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ditto_core.model.code_lines import running_frame
+from ditto_core.sites import is_operator
 
 OnTensor = Callable[[str, torch.Tensor, nn.Module], "torch.Tensor | None"]
 """Receives ``(site, tensor, module)``. A tensor that it returns takes the place of the one it was given."""
@@ -37,12 +41,16 @@ class Recorder:
     Sites: the first output tensor of a module is the default port, others are ``:out.<key>``; the first input is
     ``:in``, others ``:in.<name>``. The second call of a module in one step is ``path@1``; a
     call with a text argument is ``path@text`` (Gemma's rotary embedding: ``@sliding_attention``). ``root`` itself has
-    no site.
+    no site. With ``operators``, or where one is ``wanted``, also what the code of modules with children computes by
+    itself: ``path.function:line operator``, ``@1`` for the second at that line.
     """
 
-    def __init__(self, root: nn.Module, on_tensor: OnTensor, wanted: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, root: nn.Module, on_tensor: OnTensor, wanted: Iterable[str] | None = None, *, operators: bool = False
+    ) -> None:
         self._root = root
         self._paths = None if wanted is None else hooked_paths(wanted)
+        self._operators = operators or any(map(is_operator, wanted or ()))
         self._on_tensor = on_tensor
         self._calls: Counter[str] = Counter()
         self._stack: list[tuple[str, nn.Module]] = []
@@ -56,7 +64,8 @@ class Recorder:
         handles = [handle for path, module in modules for handle in self._hook(path, module)]
         token = _recorder.set(self)
         try:
-            yield
+            with Operators(self) if self._operators else nullcontext():
+                yield
         finally:
             _recorder.reset(token)
             for handle in handles:
@@ -67,6 +76,20 @@ class Recorder:
         path, module = self._stack[-1] if self._stack else ("", self._root)
         other = self._on_tensor(f"{path}:{name}", tensor, module)
         return tensor if other is None else other
+
+    def computed(self, operator: str, result: Any) -> Any:
+        """Take what an operator returned; return what goes on. Code that is torch's own is a module's inside."""
+        path, module = self._stack[-1] if self._stack else ("", self._root)
+        if type(module).__module__.startswith("torch.nn.") or next(module.children(), None) is None:
+            return result
+        frame = running_frame()
+        if frame is None:
+            return result
+        name = f"{path}.{frame.f_code.co_name}:{frame.f_lineno} {operator}".removeprefix(".")
+        call = self._calls[name]
+        self._calls[name] += 1
+        site = f"{name}@{call}" if call else name
+        return self._visit(result, site, site, "out", module)
 
     def _hooks(self, path: str) -> bool:
         return self._paths is None or path in self._paths
@@ -106,6 +129,35 @@ class Recorder:
         """Hand over the tensors of a module's inputs or outputs; return them with replacements, if there were any."""
         names = {key: f"{site}:{direction}.{key}" if i else first for i, (key, _) in enumerate(tensors_in(value))}
         return map_tensors(value, lambda key, tensor: self._on_tensor(names[key], tensor, module))
+
+
+# fmt: off
+MOVES = frozenset((
+    "__get__", "__getitem__", "alias", "chunk", "clone", "contiguous", "cpu", "cuda", "detach", "double", "expand",
+    "expand_as", "flatten", "float", "half", "movedim", "narrow", "permute", "ravel", "requires_grad_", "reshape",
+    "select", "split", "squeeze", "swapaxes", "t", "tensor_split", "to", "transpose", "type", "type_as", "unbind",
+    "unflatten", "unsqueeze", "view", "view_as", "view_as_complex", "view_as_real",
+))
+# fmt: on
+"""Operators that compute no numbers: views, copies and casts."""
+
+
+class Operators(TorchFunctionMode):
+    """Shows a recorder what each operator computes from tensors."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` and hand over its result."""
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if not name or name in MOVES or not any(True for _ in tensors_in((args, kwargs))):
+            return result
+        if not any(tensor.is_floating_point() for _, tensor in tensors_in(result)):
+            return result
+        return self._recorder.computed(name.strip("_"), result)
 
 
 def hooked_paths(wanted: Iterable[str]) -> frozenset[str] | None:

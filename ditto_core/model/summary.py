@@ -41,9 +41,10 @@ def outline(model: LoadedModel, directory: Path, *, dtype: str) -> Export:
     return done
 
 
-def observe(model: LoadedModel) -> Observed:
+def observe(model: LoadedModel, *, operators: bool = False) -> Observed:
     """Run a loaded model once, on small inputs. Raises :class:`BuildError` when it cannot run."""
     wrapper = wrap(model)
+    wrapper.operators = operators
     arguments, _, input_names = wrapper.signature()
     try:
         with torch.no_grad():

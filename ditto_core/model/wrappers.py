@@ -15,7 +15,7 @@ from ditto_core.model import checkpoint, states
 from ditto_core.model.code_lines import running_line
 from ditto_core.model.forward import DECODED, Forward, later_inputs, named_outputs
 from ditto_core.model.recorder import Recorder
-from ditto_core.sites import Tap
+from ditto_core.sites import Tap, is_operator, rename
 
 BATCH, LENGTH, PAST, TOTAL, SOURCE = "batch", "length", "past", "total", "source"
 TOKENS = ("input_ids", "attention_mask", "position_ids")
@@ -71,6 +71,8 @@ class Wrapper(nn.Module):
         super().__init__()
         self.module = module
         self.traced = Traced()
+        self.operators = False
+        """Whether the operators of the module's own code are sites too."""
 
     def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
         """Return example arguments, their dynamic shapes, and the names of the flat inputs."""
@@ -94,7 +96,7 @@ class Wrapper(nn.Module):
             line = running_line(self.run_tapped.__code__)
             seen.append(Seen(site, tensor, version(tensor), value, module, line))
 
-        with Recorder(self.module, see).recording(), RealViews():
+        with Recorder(self.module, see, operators=self.operators).recording(), RealViews():
             outputs = run(given)
         self.traced.rewritten = frozenset(s.site for s in seen if version(s.tensor) != s.version)
         self.traced.spoils = [version(tensor) for tensor in given] != before
@@ -151,11 +153,18 @@ def name_taps(
             extra.append(found.value)
         value = values[found.identity]
         if value in taps:
-            taps[value] = replace(taps[value], aliases=(*taps[value].aliases, found.site))
+            taps[value] = also_called(taps[value], found.site)
         else:
             dtype = str(found.tensor.dtype).removeprefix("torch.")
             taps[value] = Tap(found.site, value, module_class=class_name(found.module), dtype=dtype, source=found.line)
     return taps, extra
+
+
+def also_called(tap: Tap, site: str) -> Tap:
+    """Return a tap with a further site. A module's input or output is called so rather than by the operator's line."""
+    if is_operator(tap.site) and not is_operator(site):
+        return rename(replace(tap, aliases=(*tap.aliases, site)), site)
+    return replace(tap, aliases=(*tap.aliases, site))
 
 
 class DecoderWrapper(Wrapper):

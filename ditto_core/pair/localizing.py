@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ditto_core.errors import RunError, first_line
 from ditto_core.localize import EVERYTHING, Localizer, conclude
 from ditto_core.localize.kernels import CoarseKernels
+from ditto_core.sites import OPERATORS
 
 if TYPE_CHECKING:
     import torch
@@ -78,9 +79,16 @@ def exported_graph(sessions: Sessions) -> Graph | None:
 
 def with_every_site(sessions: Sessions, dtype: str) -> EngineSpec:
     """Return the spec itself when its engine shows every site in ``dtype``; else that of an engine which does."""
-    spec = sessions.spec
+    spec, model = sessions.spec, sessions.model
+    if not model.decoder and not model.seq2seq:
+        finest = (*EVERYTHING, OPERATORS)
+        return spec if (dtype, finest) == (spec.dtype, spec.outputs) else with_outputs(spec, dtype, finest)
+    # Causes read what a decoder's attention is computed from: its ports stay the nearest sites.
     known = {tap.site for tap in sessions.built.taps}
     every = {tap.site for tap in sessions.export.provenance.taps}
-    if dtype == spec.dtype and every <= known:
-        return spec
-    return replace(spec, dtype=dtype, outputs=EVERYTHING, aliases=())
+    return spec if dtype == spec.dtype and every <= known else with_outputs(spec, dtype, EVERYTHING)
+
+
+def with_outputs(spec: EngineSpec, dtype: str, outputs: tuple[str, ...]) -> EngineSpec:
+    """Return the spec of another engine of the same model."""
+    return replace(spec, dtype=dtype, outputs=outputs, aliases=())

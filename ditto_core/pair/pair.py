@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
     from ditto_core.model.export import Export
-    from ditto_core.relations import Relation, Relations
+    from ditto_core.relations import InputRelations, Relation, Relations
     from ditto_core.repro.repro import Fed, Repro
     from ditto_core.session import Session
     from ditto_core.spec import EngineSpec
@@ -40,6 +40,7 @@ AnyInputs = Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor] | None
 
 TOWERS = ("vision_config", "audio_config")
 """Parts of a configuration whose modules text tokens do not reach."""
+MORE = "a callable that returns (module, {name: tensor}) gives it inputs, then call run()"
 
 
 class Pair:
@@ -133,7 +134,7 @@ class Pair:
             )
 
         towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
-        notes = [f"text tokens do not reach the {name} part of this model: it was not run" for name in towers]
+        notes = [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
         return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:
@@ -168,7 +169,7 @@ class Pair:
         """
         from ditto_core.pair.localizing import required, with_every_site
 
-        if prompts is None and self.engine.decoder:
+        if prompts is None and self.sessions.model.decoder:
             raise UsageError("localize needs a prompt: give text or token ids")
         spec = with_every_site(self.sessions, "float32" if fp32 else self.spec.dtype)
         whole = self if spec == self.spec else self._with_engine(spec)
@@ -234,20 +235,32 @@ class Pair:
         pad = number(self.model_config, "pad_token_id")
         return encode(prompts, tokenizer=self.tokenizer, vocab_size=self.vocab_size, pad=pad, left=left)
 
-    def relations(self) -> Relations:
-        """Return the relations of the engine's session, which need no reference.
+    def relations(self) -> Relations | InputRelations:
+        """Return the relations of the engine's session, on tokens for a decoder, else on inputs by name.
 
-        They are judged by the noise floor on the very tokens where the reference is eager, else by the table of dtypes.
+        They are judged by the noise floor on the very inputs where the reference is eager, else by the table of dtypes.
         """
+        from ditto_core.relations import InputRelations, Terms
+
+        sessions = self.sessions
+        if sessions.built.decoder:
+            return self._token_relations()
+        examples, terms = self._values(sessions.model.examples), Terms(self._runner.tolerance)
+        return InputRelations(sessions.engine, examples, sessions.output_axes, terms, self._noise())
+
+    def _noise(self) -> tuple[Session, Session] | None:
+        low_precision = self.sessions.low_precision
+        return None if low_precision is None else (self.sessions.reference, low_precision)
+
+    def _token_relations(self) -> Relations:
         from ditto_core.relations import Relations, Terms
 
-        sessions, config = self.sessions, self.model_config
-        pad = number(config, "pad_token_id")
+        config = self.model_config
         return Relations(
-            sessions.engine,
-            Terms(self._runner.tolerance, profile=self.spec.profile, pad=pad),
-            None if sessions.low_precision is None else (sessions.reference, sessions.low_precision),
-            sessions.reference,
+            self.sessions.engine,
+            Terms(self._runner.tolerance, profile=self.spec.profile, pad=number(config, "pad_token_id")),
+            self._noise(),
+            self.sessions.reference,
             window=bool(number(config, "sliding_window")),
             longest=number(config, "max_position_embeddings"),
             vocab_size=self.vocab_size,
@@ -272,7 +285,7 @@ class Pair:
             options = {**dict(plain.options), **modes[name]}
             return self.sessions.workspace.build(replace(plain, options=tuple(sorted(options.items())))).open()
 
-        terms = self.relations().terms_for([list(ids)])
+        terms = self._token_relations().terms_for([list(ids)])
         return tuple(check_served(open_mode, list(ids), terms, *names))
 
     def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:

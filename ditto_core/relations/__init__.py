@@ -1,4 +1,4 @@
-"""Relations that hold for any engine without a reference: the same tokens, fed another way, give the same numbers."""
+"""Relations that hold for any engine without a reference: the same inputs, fed another way, give the same numbers."""
 
 from ditto_core.relations.checks import (
     Terms,
@@ -11,6 +11,7 @@ from ditto_core.relations.checks import (
     shapes,
     warm_cache,
 )
+from ditto_core.relations.inputs import InputRelations
 from ditto_core.relations.result import BROKEN, ROUNDING, SAME_BITS, Difference, Relation
 from ditto_core.relations.suite import Relations
 
@@ -19,6 +20,7 @@ __all__ = [
     "ROUNDING",
     "SAME_BITS",
     "Difference",
+    "InputRelations",
     "Relation",
     "Relations",
     "Terms",

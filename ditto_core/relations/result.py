@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ditto_core.compare._record import encode
 from ditto_core.compare.comparison import Comparison
@@ -15,7 +15,7 @@ from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, UNJUDGED, WITHIN, Verdict
-from ditto_core.relations.feed import Captured, Feed, differing_bits
+from ditto_core.relations.feed import Captured, differing_bits
 from ditto_core.system.receipt import make_receipt
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class Relation:
         row = max(range(len(rows)), key=rows.__getitem__, default=0)
         bound = bad.verdict.bound if bad.verdict.metric == "rel_l2" else 0.0
         position = next((i for i, error in enumerate(positions) if not error <= bound), 0)
-        return Difference(bad.site, row, position, self.steps[row][position], bad.verdict)
+        step = self.steps[row][position] if self.steps else 0
+        return Difference(bad.site, row, position, step, bad.verdict)
 
     def __str__(self) -> str:
         first, worst = self.first, self.comparison.worst
@@ -104,13 +105,26 @@ class Relation:
         return {**facts, "steps": [list(row) for row in self.steps], "comparison": self.comparison.to_json()}
 
 
+class Fed(Protocol):
+    """How a session was fed: in words, and for each row the step that computed each of its positions."""
+
+    @property
+    def label(self) -> str:
+        """The way it was fed."""
+        ...
+
+    def steps(self) -> tuple[tuple[int, ...], ...]:
+        """Return the steps."""
+        ...
+
+
 @dataclass(frozen=True)
 class Side:
     """A run of a relation: who ran, what came out, and how it was fed."""
 
     info: SessionInfo
     captured: Captured
-    fed: Feed
+    fed: Fed
 
     @property
     def labelled(self) -> SessionInfo:

@@ -19,7 +19,7 @@ from ditto_core.compare.tolerance import EPSILON, INTEGERS, TABLE, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.model.forward import DECODED
-from ditto_core.sites import Tap
+from ditto_core.sites import Tap, is_operator
 from ditto_core.spec import DTYPES
 from ditto_core.stepping.floor import Floor, Noise
 from ditto_core.stepping.prompts import valid_elements
@@ -154,6 +154,8 @@ class Comparer:
         for site, tensor in self.engine.items():
             if ":in." in site and is_mask(tensor):  # eager builds no mask where nothing is to be hidden
                 self._found.note(f"{site} is a mask that only the engine has; it is not compared")
+            elif is_operator(site):  # the code asks whether it is exported
+                self._found.note(f"{site} is computed in the exported model alone; it is not compared")
             else:
                 self._found.missing.setdefault(site, "the reference did not compute it")
         for site in self._taps.keys() - self._delivered - self.idle:
@@ -419,16 +421,26 @@ def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
     """Return what two additive attention masks hide, as bool, for engines hide with other numbers than the reference.
 
     One whose numbers are too weak shows in the attention's weights. Where the engine's tensor is no mask (NaN, a number
-    above 0) both come back as they are.
+    above 0) both come back as they are. In attention scores [batch, head, length, total] with a mask added, what both
+    sides hide is 0.
     """
+    if expected.ndim != 4 or not expected.is_floating_point() or expected.itemsize == 1 or not expected.numel():
+        return actual, expected
     if is_mask(expected) and bool((actual <= 0).all()):
         return actual < 0, expected < 0
-    return actual, expected
+    if not bool(is_hidden(expected).any()) or actual.shape != expected.shape or not actual.is_floating_point():
+        return actual, expected
+    hidden = is_hidden(expected) & is_hidden(actual).to(expected.device)
+    return actual.masked_fill(hidden.to(actual.device), 0), expected.masked_fill(hidden, 0)
+
+
+def is_hidden(scores: torch.Tensor) -> torch.Tensor:
+    """Tell which floating numbers an additive mask made: about the dtype's most negative one, or -inf."""
+    return scores <= torch.finfo(scores.dtype).min / 2
 
 
 def is_mask(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is an additive attention mask: zeros and the dtype's most negative number only."""
     if not tensor.is_floating_point() or tensor.itemsize == 1 or tensor.ndim != 4 or not tensor.numel():
         return False
-    lowest = torch.finfo(tensor.dtype).min
-    return bool(((tensor == 0) | (tensor <= lowest / 2)).all())
+    return bool(((tensor == 0) | is_hidden(tensor)).all())

@@ -11,6 +11,7 @@ from ditto_core.pair.pair import Pair
 from ditto_core.session import ShowsCache
 from ditto_core.spec import EngineSpec
 from tests.faults import scale_weight
+from tests.zoo import factory
 
 openvino = pytest.importorskip("openvino")
 
@@ -31,6 +32,13 @@ def test_a_padded_batch_agrees_at_every_site_and_step(workspace):
     assert pair.sessions.engine.past["past_key_values.0.key"].shape[2] == 8
     with pytest.raises(RunError, match="'input_ids' is not given"):
         pair.sessions.engine.step({}, lambda site, tensor: None)  # OpenVINO itself would take the last step's inputs
+
+
+def test_a_state_of_fixed_size_begins_with_zeros_and_is_carried(workspace):
+    pair = Pair(workspace, spec(factory("lfm2")))
+    found = pair.generate([[5, 6, 7, 8, 9], [10, 11, 12, 13, 14]], max_new_tokens=3)
+    assert found, found
+    assert pair.sessions.engine.past["past_key_values.0.conv"].shape[0] == 2
 
 
 def test_a_convolutional_model_agrees(workspace):

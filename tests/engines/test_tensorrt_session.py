@@ -125,6 +125,13 @@ def test_logits_that_a_caller_keeps_are_not_overwritten(session):
         assert torch.equal(tensor, copy)
 
 
+def test_a_state_of_fixed_size_begins_with_zeros(session):
+    window = replace(session.manifest.inputs[-1], name="past_key_values.0.conv", shape=("batch", 4096, 3))
+    session.manifest = replace(session.manifest, inputs=(window,))
+    session.start(2)
+    assert torch.equal(session.past["past_key_values.0.conv"].float().cpu(), torch.zeros(2, 4096, 3))
+
+
 def test_a_new_start_forgets_the_past(session):
     session.start(2)
     first = session.step(ids_for(0), lambda site, tensor: None)["logits"]

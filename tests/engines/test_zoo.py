@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+import transformers
 
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
-from tests.zoo import FAMILIES, factory
+from tests.zoo import FAMILIES, USUAL, VISION, factory
 
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
 EVEN = [[5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
@@ -43,7 +44,7 @@ def test_a_convolutions_window_is_carried_beside_keys_and_values(pair_of):
         pair.generate(PROMPTS, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("family", ["bart", "vit", "regnet", "clip"])
+@pytest.mark.parametrize("family", ["bart", "vit", "resnet", "regnet", "clip"])
 def test_other_models_pass_on_inputs_made_from_their_configuration(pair_of, family):
     run = pair_of(family).run()
     run.assert_close()
@@ -72,6 +73,23 @@ def test_a_part_that_text_tokens_do_not_reach_is_told(pair_of, monkeypatch):
     assert "vision" in " ".join(pair.generate([[5, 6, 7]], max_new_tokens=1).notes)
     monkeypatch.delattr(pair.model_config, "vision_config")
     assert "vision" not in " ".join(pair.generate([[5, 6, 7]], max_new_tokens=1).notes)
+
+
+def llava():
+    """Tokens 2 to 17 of each row are an image's."""
+    torch.manual_seed(0)
+    vision, text = {"model_type": "clip_vision_model", **VISION}, {"model_type": "llama", **USUAL}
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=100, image_seq_length=16)
+    ids = torch.randint(3, 90, (2, 20))
+    ids[:, 2:18] = 100
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(2, 3, 32, 32)}
+    return transformers.LlavaForConditionalGeneration(config).eval(), given
+
+
+def test_a_vision_language_model_runs_its_vision_tower_on_images_that_are_given(workspace):
+    run = Pair(workspace, EngineSpec.of(llava, outputs="**")).run()
+    run.assert_close()
+    assert {"model.vision_tower.embeddings.patch_embedding", "model.multi_modal_projector.linear_2"} <= set(run.sites)
 
 
 def test_families_are_called_what_they_are():

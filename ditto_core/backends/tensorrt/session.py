@@ -92,13 +92,13 @@ class TensorRTSession:
         return self._past
 
     def start(self, batch: int) -> None:
-        """Give every layer an empty past of shape [batch, kv_head, 0, head_dim]."""
+        """Give every layer an empty past [batch, kv_head, 0, head_dim], or zeros where a state has a fixed size."""
         self._steps, self._rows = 0, batch
         sizes = {"batch": batch, "past": 0}
         for tensor in self.manifest.inputs:
             if tensor.name.startswith(PAST):
                 shape = [sizes[d] if isinstance(d, str) else d for d in tensor.shape]
-                self._past[tensor.name] = torch.empty(
+                self._past[tensor.name] = torch.zeros(
                     shape, dtype=getattr(torch, tensor.dtype), device=self._binder.device
                 )
 

@@ -5,8 +5,8 @@
 Fault number n is the same in every run. About half of the numbers, by a fixed seed, are *unseen*: while causes are
 being changed, look at the results of the others only. A cause is judged by another run of the same engine, on other
 prompts: it has to be named there again, in the same words, with numbers to three digits; what explains by chance is
-not. "wrong" are those that are not, and any cause of a fault of no kind (noise). The results hold fault and cause in
-words, to be read.
+not. "wrong" are those that the other prompts contradict, and any cause of a fault of no kind (noise); "unconfirmed"
+those where the other prompts show no fault, or name nothing. The results hold fault and cause in words, to be read.
 """
 
 from __future__ import annotations
@@ -133,13 +133,13 @@ def judged(first: Localization, second: Localization | None, kind: str) -> dict[
     described = {"cause": cause.kind, "rule": cause.rule, "confidence": cause.confidence, "text": list(cause.evidence)}
     if kind == "noise":
         return {"outcome": "wrong", **described}
-    if second is None or not second.blamed:
-        return {"outcome": "not judged", **described}
-    agreed = again is not None and (cause.rule == again.rule or is_code(cause)) and bool(words(cause) & words(again))
+    if again is None:
+        return {"outcome": "unconfirmed", **described}
+    agreed = is_code(cause) == is_code(again) and bool(words(cause) & words(again))
     return {
         "outcome": "right" if agreed else "wrong",
         **described,
-        "again": None if again is None else [again.kind, *again.evidence],
+        "again": [again.kind, *again.evidence],
     }
 
 
@@ -173,12 +173,12 @@ def table(results: Iterable[dict[str, Any]]) -> str:
             kinds["all"].append(result)
             kinds["all unseen" if result["unseen"] else "all seen"].append(result)
     lines = [
-        "| kind | faults | first site right | named | right or equivalent | wrong | not judged |",
+        "| kind | faults | first site right | named | right or equivalent | wrong | unconfirmed |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for kind in (*FAULTS, "all seen", "all unseen", "all"):
         rows = kinds[kind]
-        counts = {outcome: sum(r["outcome"] == outcome for r in rows) for outcome in ("right", "wrong", "not judged")}
+        counts = {outcome: sum(r["outcome"] == outcome for r in rows) for outcome in ("right", "wrong", "unconfirmed")}
         cells = [len(rows), sum(r["right site"] for r in rows), sum(counts.values()), *counts.values()]
         lines.append(f"| {kind} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

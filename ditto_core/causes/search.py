@@ -188,7 +188,7 @@ def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds
         searched = search(slices, model, dtype, end - time.monotonic())
         tried += searched.tried
         if searched.found:
-            return named(distinct(searched.found, first), first, tried)
+            return named(distinct(searched.found, first), slices, tried)
         if not searched.complete:
             return (
                 None,
@@ -197,16 +197,18 @@ def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds
     return None, ""
 
 
-def named(found: Sequence[Found], part: Slice, tried: int) -> tuple[Cause | None, str]:
+def named(found: Sequence[Found], slices: Sequence[Slice], tried: int) -> tuple[Cause | None, str]:
     """Make a cause of what explains a site: one explanation, or several that this input cannot tell apart."""
-    site, best = part.seen.site, found[0]
+    first, best = next(part for part in slices if part.flagged), found[0]
+    site, steps = first.seen.site, ", ".join(str(part.seen.step) for part in slices)
     if len(found) > MOST:
         texts = "; ".join(item.text for item in found[:3])
         return None, f"{site}: the cause cannot be told on this input, {len(found)} changes explain it: {texts} …"
     evidence = [best.text, *(f"or: {item.text}" for item in found[1:3])]
     if len(found) > 3:
         evidence.append(f"or one of {len(found) - 3} more, which only another input can tell apart")
-    evidence.append(f"that leaves {best.error:.1e} of an error of {part.now:.1e}; {tried} changes of the code tried")
+    judged_at = f"judged at {'steps' if len(slices) > 1 else 'step'} {steps}"
+    evidence.append(f"that leaves {best.error:.1e} of an error of {first.now:.1e}; {judged_at}, {tried} changes tried")
     families = {item.mutant.family for item in found}
     confidence = 0.9 if len(found) == 1 else 0.6
     step = NEXT[best.mutant.family]

@@ -19,6 +19,9 @@ CLOSE = 0.5
 MOST = 10
 """Explanations of different effect from which on the input cannot tell."""
 
+FEWEST = 8
+"""Numbers of a site that it takes to tell thousands of explanations apart."""
+
 SAME = 1e-6
 """rel-L2 up to which two mutants do the same to random inputs."""
 
@@ -167,10 +170,11 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def tells(part: Slice) -> bool:
-    """Tell whether the engine's tensor can tell explanations apart: NaN, infinity and zeros fit too many."""
+    """Tell whether the engine's tensor can tell explanations apart: NaN, zeros and few numbers fit too many."""
     actual, expected = part.chosen(part.seen.actual), part.chosen(part.expected.double())
     finite = bool(torch.isfinite(actual).all()) and bool(torch.isfinite(expected).all())
-    return part.mask or (finite and bool(actual.any()) and bool(expected.any()))
+    enough = len(actual) >= FEWEST and bool(actual.any()) and bool(expected.any())
+    return part.mask or (finite and enough)
 
 
 def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds: float) -> tuple[Cause | None, str]:

@@ -105,7 +105,14 @@ def settled(mutant: Mutant, part: Slice) -> tuple[str, Edits, float]:
     if mutant.fit is None:
         return mutant.text, mutant.edits, part.error(part.run(mutant.edits))
     error, number = min((fit(mutant.fit, start, part) for start in mutant.starts), default=(math.inf, 0.0))
-    return mutant.text.replace("{}", f"{number:.6g}{gloss(number, mutant.starts[0])}"), mutant.fit(number), error
+    doubt = min(error / part.now, 0.1) if part.now else 0.1
+    said = f"{number:.{digits(doubt)}g}{gloss(number, mutant.starts[0], max(doubt, 1e-6))}"
+    return mutant.text.replace("{}", said), mutant.fit(number), error
+
+
+def digits(doubt: float) -> int:
+    """Return how many digits of a fitted number mean something, from its relative uncertainty."""
+    return max(2, min(6, round(-math.log10(max(doubt, 1e-6)))))
 
 
 def fit(edits: Callable[[float], Edits], start: float, part: Slice, steps: int = 9) -> tuple[float, float]:

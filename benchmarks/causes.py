@@ -4,9 +4,9 @@
 
 Fault number n is the same in every run. About half of the numbers, by a fixed seed, are *unseen*: while causes are
 being changed, look at the results of the others only. A cause is judged by another run of the same engine, on other
-prompts: it has to be named there again, in the same words, with numbers to three digits; what explains by chance is
-not. "wrong" are those that are not, and any cause of a fault of no kind (noise). The results hold fault and cause in
-words, to be read.
+prompts: it has to be named there again, in the same words, with numbers within 2 %; what explains by chance is
+not. "wrong" are those that the other prompts contradict, and any cause of a fault of no kind (noise); "unconfirmed"
+those where the other prompts show no fault, or name nothing. The results hold fault and cause in words, to be read.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ FAMILIES = (
 )  # fmt: skip
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], [20, 21, 22, 23, 24, 25, 26]]
 OTHERS = [[90, 31, 77, 12, 45, 63, 28, 101, 56, 19], [33, 8, 71, 64, 99, 52, 17, 40, 86, 23, 111, 5, 68]]
+NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?(?![\w\])])"
+"""A decimal number in a sentence, not one that ends an index."""
+
 TRIES = 20
 """Places that are tried for a fault: some give a graph that does not run, or the very same numbers."""
 
@@ -133,13 +136,13 @@ def judged(first: Localization, second: Localization | None, kind: str) -> dict[
     described = {"cause": cause.kind, "rule": cause.rule, "confidence": cause.confidence, "text": list(cause.evidence)}
     if kind == "noise":
         return {"outcome": "wrong", **described}
-    if second is None or not second.blamed:
-        return {"outcome": "not judged", **described}
-    agreed = again is not None and (cause.rule == again.rule or is_code(cause)) and bool(words(cause) & words(again))
+    if again is None or is_code(cause) != is_code(again):
+        return {"outcome": "unconfirmed", **described}
+    agreed = any(alike(a, b) for a in words(cause) for b in words(again))
     return {
         "outcome": "right" if agreed else "wrong",
         **described,
-        "again": None if again is None else [again.kind, *again.evidence],
+        "again": [again.kind, *again.evidence],
     }
 
 
@@ -157,11 +160,17 @@ def is_code(cause: Cause) -> bool:
 
 
 def words(cause: Cause) -> set[str]:
-    """Return what a cause says: its explanations, numbers to three digits; of a rule the kind, whose lines count."""
+    """Return what a cause says: its explanations; of a rule the kind, for its lines hold counts of this input."""
     if not is_code(cause):
         return {cause.kind}
-    said = [line.removeprefix("or: ") for line in cause.evidence if not line.startswith("that leaves")]
-    return {re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda m: f"{float(m.group()):.3g}", line) for line in said}
+    return {line.removeprefix("or: ") for line in cause.evidence if not line.startswith("that leaves")}
+
+
+def alike(first: str, second: str) -> bool:
+    """Tell whether two sentences are the same up to small differences of their decimal numbers."""
+    a, b = (re.split(NUMBER, text) for text in (first, second))
+    numbers = zip(re.findall(NUMBER, first), re.findall(NUMBER, second), strict=False)
+    return a == b and all(abs(float(x) - float(y)) <= 0.02 * abs(float(y)) for x, y in numbers)
 
 
 def table(results: Iterable[dict[str, Any]]) -> str:
@@ -173,12 +182,12 @@ def table(results: Iterable[dict[str, Any]]) -> str:
             kinds["all"].append(result)
             kinds["all unseen" if result["unseen"] else "all seen"].append(result)
     lines = [
-        "| kind | faults | first site right | named | right or equivalent | wrong | not judged |",
+        "| kind | faults | first site right | named | right or equivalent | wrong | unconfirmed |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for kind in (*FAULTS, "all seen", "all unseen", "all"):
         rows = kinds[kind]
-        counts = {outcome: sum(r["outcome"] == outcome for r in rows) for outcome in ("right", "wrong", "not judged")}
+        counts = {outcome: sum(r["outcome"] == outcome for r in rows) for outcome in ("right", "wrong", "unconfirmed")}
         cells = [len(rows), sum(r["right site"] for r in rows), sum(counts.values()), *counts.values()]
         lines.append(f"| {kind} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

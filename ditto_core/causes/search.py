@@ -19,6 +19,9 @@ CLOSE = 0.5
 MOST = 10
 """Explanations of different effect from which on the input cannot tell."""
 
+FEWEST = 8
+"""Numbers of a site that it takes to tell thousands of explanations apart."""
+
 SAME = 1e-6
 """rel-L2 up to which two mutants do the same to random inputs."""
 
@@ -102,7 +105,14 @@ def settled(mutant: Mutant, part: Slice) -> tuple[str, Edits, float]:
     if mutant.fit is None:
         return mutant.text, mutant.edits, part.error(part.run(mutant.edits))
     error, number = min((fit(mutant.fit, start, part) for start in mutant.starts), default=(math.inf, 0.0))
-    return mutant.text.replace("{}", f"{number:.6g}{gloss(number, mutant.starts[0])}"), mutant.fit(number), error
+    doubt = min(error / part.now, 0.1) if part.now else 0.1
+    said = f"{number:.{digits(doubt)}g}{gloss(number, mutant.starts[0], max(doubt, 1e-6))}"
+    return mutant.text.replace("{}", said), mutant.fit(number), error
+
+
+def digits(doubt: float) -> int:
+    """Return how many digits of a fitted number mean something, from its relative uncertainty."""
+    return max(2, min(6, round(-math.log10(max(doubt, 1e-6)))))
 
 
 def fit(edits: Callable[[float], Edits], start: float, part: Slice, steps: int = 9) -> tuple[float, float]:
@@ -167,10 +177,11 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def tells(part: Slice) -> bool:
-    """Tell whether the engine's tensor can tell explanations apart: NaN, infinity and zeros fit too many."""
+    """Tell whether the engine's tensor can tell explanations apart: NaN, zeros and few numbers fit too many."""
     actual, expected = part.chosen(part.seen.actual), part.chosen(part.expected.double())
     finite = bool(torch.isfinite(actual).all()) and bool(torch.isfinite(expected).all())
-    return part.mask or (finite and bool(actual.any()) and bool(expected.any()))
+    enough = len(actual) >= FEWEST and bool(actual.any()) and bool(expected.any())
+    return part.mask or (finite and enough)
 
 
 def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds: float) -> tuple[Cause | None, str]:
@@ -188,7 +199,7 @@ def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds
         searched = search(slices, model, dtype, end - time.monotonic())
         tried += searched.tried
         if searched.found:
-            return named(distinct(searched.found, first), first, tried)
+            return named(distinct(searched.found, first), slices, tried)
         if not searched.complete:
             return (
                 None,
@@ -197,16 +208,18 @@ def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds
     return None, ""
 
 
-def named(found: Sequence[Found], part: Slice, tried: int) -> tuple[Cause | None, str]:
+def named(found: Sequence[Found], slices: Sequence[Slice], tried: int) -> tuple[Cause | None, str]:
     """Make a cause of what explains a site: one explanation, or several that this input cannot tell apart."""
-    site, best = part.seen.site, found[0]
+    first, best = next(part for part in slices if part.flagged), found[0]
+    site, steps = first.seen.site, ", ".join(str(part.seen.step) for part in slices)
     if len(found) > MOST:
         texts = "; ".join(item.text for item in found[:3])
         return None, f"{site}: the cause cannot be told on this input, {len(found)} changes explain it: {texts} …"
     evidence = [best.text, *(f"or: {item.text}" for item in found[1:3])]
     if len(found) > 3:
         evidence.append(f"or one of {len(found) - 3} more, which only another input can tell apart")
-    evidence.append(f"that leaves {best.error:.1e} of an error of {part.now:.1e}; {tried} changes of the code tried")
+    judged_at = f"judged at {'steps' if len(slices) > 1 else 'step'} {steps}"
+    evidence.append(f"that leaves {best.error:.1e} of an error of {first.now:.1e}; {judged_at}, {tried} changes tried")
     families = {item.mutant.family for item in found}
     confidence = 0.9 if len(found) == 1 else 0.6
     step = NEXT[best.mutant.family]

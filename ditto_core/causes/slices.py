@@ -123,7 +123,7 @@ class Slice:
         """
         if not self.flagged:
             return error <= self.seen.bound
-        return error <= min(self.seen.bound, max(0.1 * self.now, min(self.seen.floor, 0.25 * self.now)))
+        return error <= left(self.now, self.seen.bound, self.seen.floor)
 
     def at_random(self, seed: int) -> Slice:
         """Return the slice with other numbers in the place of the engine's tensors: of the same size and sign."""
@@ -150,6 +150,11 @@ class Slice:
 
 Edit = Callable[[Slice, Values, int], Any]
 """Returns what a node gives in place of its own result, from the results before it."""
+
+
+def left(now: float, bound: float, floor: float) -> float:
+    """Return the error that an explanation may leave of ``now``: a tenth, or the noise floor up to a quarter."""
+    return min(bound, max(0.1 * now, min(floor, 0.25 * now)))
 
 
 def rel_l2(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -34,15 +34,18 @@ class Recording:
         return cls(localizer, tuple(recorded(localizer)), results)
 
     def slices(self, site: str, unfolded: Collection[str] = ()) -> list[Slice]:
-        """Return a site's slices that are the same computation as at its first flagged step, by step.
-
-        Empty where the slice does not reproduce the local error that was measured: then nothing may be said by it.
-        """
-        made = [self._slice(kept, tape, site, unfolded) for kept, tape in self.steps if site in tape.sites]
-        if not all(self._faithful(part) for part in made):
-            return []
+        """Return a site's slices that are the same computation as at its first flagged step, by step."""
+        made = self.every_slice(site, unfolded)
         first = next((part for part in made if part.flagged), None)
         return [] if first is None else [part for part in made if part.signature == first.signature]
+
+    def every_slice(self, site: str, unfolded: Collection[str] = ()) -> list[Slice]:
+        """Return a site's slices by step; none where one does not reproduce the local error that was measured.
+
+        Then the tape is not what the model computes, and nothing may be said by it.
+        """
+        made = [self._slice(kept, tape, site, unfolded) for kept, tape in self.steps if site in tape.sites]
+        return made if all(self._faithful(part) for part in made) else []
 
     def _slice(self, kept: Kept, tape: Tape, site: str, unfolded: Collection[str]) -> Slice:
         localizer, result = self.localizer, self.results[kept.step, site]

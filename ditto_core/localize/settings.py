@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ditto_core.causes.slices import left
 from ditto_core.compare.blame import Cause
 from ditto_core.localize.local import Localizer, Valid, error
 from ditto_core.localize.replay import Replay
@@ -122,9 +123,10 @@ def rebuilt(root: nn.Module, path: str, own: Any, name: str, value: Any) -> nn.M
     with torch.inference_mode(mode=False), torch.random.fork_rng(devices=[]):
         other = type(own)(config).eval().requires_grad_(False)
         weights, new = own.state_dict(), other.state_dict()
-        if any(name in new and new[name].shape != tensor.shape for name, tensor in weights.items()):
+        # a field that adds weights (a bias of zeros) says nothing of these
+        if set(new) != set(weights) or any(new[name].shape != tensor.shape for name, tensor in weights.items()):
             return None
-        other.load_state_dict(weights, strict=False)
+        other.load_state_dict(weights)
     other.to(next(own.parameters()).dtype)
     if not path:
         made: nn.Module = other
@@ -166,7 +168,7 @@ def agrees(localizer: Localizer, module: nn.Module, results: Mapping[tuple[int, 
             if result is None:
                 return
             found = error(kept.actual[tap.site], tensor, tap, valid)  # noqa: B023
-            if not found.rel_l2 <= ROOM * result.bound:
+            if not found.rel_l2 <= limit(result, localizer.factor):
                 raise OtherError(tap.site)
 
         try:
@@ -176,6 +178,14 @@ def agrees(localizer: Localizer, module: nn.Module, results: Mapping[tuple[int, 
         if not {site for step, site in results if step == kept.step} <= seen:
             return False
     return True
+
+
+def limit(result: LocalResult, factor: float) -> float:
+    """Return the local error that another module may leave at a site: a wrong one has to become right, not pass."""
+    now, floor = result.metrics.rel_l2, result.bound / factor
+    if not result.flagged:
+        return ROOM * result.bound
+    return left(now, result.bound, floor)
 
 
 def difference(name: str, value: Any, other: Any) -> str:

@@ -13,7 +13,7 @@ from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace
-from tests.faults.case import ALONE, NORM, PROBS, TABLE, Case
+from tests.faults.case import ALONE, NORM, TABLE, Case
 from tests.faults.cases import CASES, NAMELESS
 from tests.faults.runs import CAUSES as RUN_CAUSES
 from tests.faults.runs import DOWN
@@ -50,7 +50,6 @@ def noise(size):
 @pytest.mark.parametrize(
     ("site", "fault"),
     [
-        (PROBS, lambda edit: edit.change_value(PROBS, ("Add", [edit.scalar(0.01)], {}))),
         (DOWN, lambda edit: edit.change_weight(DOWN, noise(1e-5))),
         (DOWN, lambda edit: edit.change_weight(DOWN, noise(1e-2))),
         (NORM, lambda edit: edit.change_weight(NORM, noise(1e-2))),
@@ -62,7 +61,6 @@ def noise(size):
         ),
     ],
     ids=[
-        "offset of probabilities",
         "faint noise on a weight",
         "noise on a weight",
         "noise on a norm",

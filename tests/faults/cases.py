@@ -257,6 +257,7 @@ CODE = [
         "one query for all heads", graph.reordered_heads(Q_ROPE, [0, 0, 0, 0]), Q_ROPE, "part of a tensor", "ranges"
     ),
     by_code("past of other head", cache.past_heads(1, "value", [1, 0]), V_STATES, "other layout", "layouts", step=1),
+    by_code("offset of probabilities", graph.added(PROBS, np.float32(0.01)), PROBS, "other constant", "fits"),
     by_code("scores cast", graph.input_through(PROBS), PROBS, "narrow cast", "formats"),
     by_code(
         "no tanh",

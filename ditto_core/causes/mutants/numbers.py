@@ -199,9 +199,9 @@ def at_most(x: torch.Tensor, top: float) -> torch.Tensor:
     return x.clamp(max=top)
 
 
-def gloss(number: float, own: float | None) -> str:
-    """Say what a number that was fitted to about six places looks like, from a short list; empty if like nothing."""
-    if own is None or not own or not math.isfinite(number):
+def gloss(number: float, own: float, doubt: float) -> str:
+    """Say what a fitted number looks like, from a short list; empty if like nothing within its uncertainty."""
+    if not own or not math.isfinite(number):
         return ""
     names = {"twice that": 2 * own, "half of that": own / 2, "its root": abs(own) ** 0.5, "its inverse": 1 / own}
-    return next((f" ({name})" for name, value in names.items() if abs(number - value) <= 1e-5 * abs(value)), "")
+    return next((f" ({name})" for name, value in names.items() if abs(number - value) <= doubt * abs(value)), "")

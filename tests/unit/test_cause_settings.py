@@ -1,0 +1,57 @@
+"""Fields of a configuration as causes: which values are tried, and which models are no explanation."""
+
+import pytest
+import torch
+
+from ditto_core.compare.blame import LocalResult
+from ditto_core.compare.metrics import measure
+from ditto_core.localize.settings import choices, difference, limit, rebuilt
+from ditto_core.model.loading import tiny_decoder
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny_decoder("llama")
+
+
+def test_a_field_that_adds_weights_explains_nothing(llama):
+    """A bias of zeros would give the very same numbers."""
+    assert rebuilt(llama, "", llama, "attention_bias", True) is None
+
+
+def test_a_rebuilt_model_has_the_same_weights_and_another_field(llama):
+    before = torch.get_rng_state()
+    other = rebuilt(llama, "", llama, "rms_norm_eps", 0.5)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (llama.config.rms_norm_eps, other.config.rms_norm_eps) == (pytest.approx(1e-6), 0.5)
+    assert all(torch.equal(a, b) for a, b in zip(llama.parameters(), other.parameters(), strict=True))
+
+
+def test_values_are_neighbours_and_none_but_a_rotary_base_is_large(llama):
+    tried = list(choices(llama.config))
+    names = {name for name, _, _ in tried}
+    assert {"rms_norm_eps", "hidden_act", "rope_parameters"} <= names
+    assert not names & {"vocab_size", "hidden_size", "num_hidden_layers", "attention_dropout"}
+    numbers = [other for name, _, other in tried if isinstance(other, float)]
+    assert max(numbers) < 100
+    (same,) = {type(v) for name, v, _ in tried if name == "rope_parameters"}
+    assert same is dict
+
+
+@pytest.mark.parametrize(("now", "most"), [(7e-7, 0.25 * 7e-7), (1e-5, 6e-7), (0.5, 6e-7)])
+def test_a_wrong_site_has_to_become_right(now, most):
+    """An error just above the bound is not explained by one just below it."""
+    ones = torch.ones(4, dtype=torch.float64)
+    wrong = LocalResult(0, "site", 0, measure(ones * (1 + now), ones), 1e-7, 6e-7)
+    assert limit(wrong, 6.0) <= most * (1 + 1e-6)
+
+
+def test_a_healthy_site_may_differ_a_little_more_than_its_bound():
+    ones = torch.ones(4, dtype=torch.float64)
+    healthy = LocalResult(0, "site", 0, measure(ones * (1 + 1e-7), ones), 1e-7, 6e-7)
+    assert limit(healthy, 6.0) == pytest.approx(9e-7)
+
+
+def test_a_field_is_said_with_both_values():
+    assert difference("eps", 1e-6, 1e-5) == "config.eps is 1e-05 in place of 1e-06"
+    assert difference("rope", {"a": 1.0, "b": 2}, {"a": 3.0, "b": 2}) == "config.rope['a'] is 3.0 in place of 1.0"

@@ -134,6 +134,14 @@ class RunsFile(Protocol):
 
 
 @runtime_checkable
+class IsolatesSessions(Protocol):
+    """A backend whose engines can take their process down: ``isolation`` is where its sessions live unless told
+    otherwise, ``process`` or ``none``."""
+
+    isolation: str
+
+
+@runtime_checkable
 class NeedsDevice(Protocol):
     """A backend that builds engines on machines where they cannot run."""
 

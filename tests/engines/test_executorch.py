@@ -58,11 +58,11 @@ def test_a_convolutional_model_agrees_in_xnnpack(workspace):
 
 
 def test_a_wrong_weight_is_found_at_its_site(tmp_path, monkeypatch):
-    def trace_faulty(model, taps, profile):
+    def trace_faulty(model, *arguments):
         module = copy.deepcopy(model.module)
         with torch.no_grad():
             module.get_submodule("0").weight.mul_(1.01)
-        return trace_program(replace(model, module=module), taps, profile)
+        return trace_program(replace(model, module=module), *arguments)
 
     monkeypatch.setattr("ditto_core.model.program.trace_program", trace_faulty)
     pair = Pair(Workspace(Cache(tmp_path)), spec(conv_net), PairOptions(isolation="none", observer=False))

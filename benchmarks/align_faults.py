@@ -248,7 +248,9 @@ FAULTS: tuple[Fault, ...] = (
         "/model/layers.0/attn/GroupQueryAttention",
         edited("/model/layers.0/attn/GroupQueryAttention", lambda table: -table, 8),
     ),
-    on_llama("scale and softcap", GQA, together(attribute(GQA, "scale", 0.2), attribute(GQA, "softcap", 3.0))),
+    on_llama(
+        "scale and softcap", GQA, together(attribute(GQA, "scale", 0.2), attribute(GQA, "softcap", 3.0))
+    ),
     Fault("genai-fp32", "qwen2", "query bias left out", QKV_ADD, edited(QKV_ADD, lambda b: b * (np.arange(128) >= 64))),
     Fault("genai-fp32", "qwen3", "weights of q_norm and k_norm exchanged", Q_NORM, exchanged(Q_NORM, K_NORM)),
     Fault("genai-fp32", "gemma2", "softcap left out", GQA, attribute(GQA, "softcap", 0.0)),
@@ -280,13 +282,7 @@ FAULTS: tuple[Fault, ...] = (
             edited("Attention_1", lambda b: columns(b[None], slice(0, 64), slice(64, 128))[0], 2),
         ),
     ),
-    Fault(
-        "ort-transformers",
-        "bert",
-        "tanh for erf in the activation",
-        "Gelu_AddBias_1",
-        operator("Gelu_AddBias_1", "FastGelu"),
-    ),
+    Fault("ort-transformers", "bert", "tanh for erf in the activation", "Gelu_AddBias_1", operator("Gelu_AddBias_1", "FastGelu")),
     Fault(
         *("ort-transformers", "bert", "bias left out", "SkipLayerNorm_AddBias_2"),
         edited("SkipLayerNorm_AddBias_2", lambda b: b * np.float32(0), 4),
@@ -301,20 +297,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("ort-mha", "bert", "query and key exchanged", MHA, inputs_exchanged(MHA)),
     Fault("ort-mha", "bert", "mask ignored (padded probes)", MHA, without_input(MHA, 4)),
     Fault("optimum", "resnet", "kernel flipped", CONV, edited(CONV, lambda w: w[:, :, ::-1])),
-    Fault(
-        "ort-all",
-        "resnet",
-        "bias x 1.05 of a fused convolution",
-        NCHWC,
-        edited(NCHWC, lambda b: b * np.float32(1.05), 2),
-    ),
-    Fault(
-        "optimum",
-        "vit",
-        "positions one too far",
-        "/embeddings/Add",
-        edited("/embeddings/Add", lambda p: np.roll(p, 1, 1)),
-    ),
+    Fault("ort-all", "resnet", "bias x 1.05 of a fused convolution", NCHWC, edited(NCHWC, lambda b: b * np.float32(1.05), 2)),
+    Fault("optimum", "vit", "positions one too far", "/embeddings/Add", edited("/embeddings/Add", lambda p: np.roll(p, 1, 1))),
     Fault(
         *("ort-transformers", "vit", "bias of the norm left out", VIT_NORM),
         edited(VIT_NORM, lambda b: b * np.float32(0), 2),

@@ -130,13 +130,7 @@ def with_multi_head_attention(source, target, layer, heads=4, **attributes):
     end = next(n.output[0] for n in model.graph.node if f"{scope}:context" in n.input)
     reads = [f"{scope}.{name}" for name in ("query", "key", "value")]
     node = helper.make_node(
-        "MultiHeadAttention",
-        [*reads, "", "", mask],
-        [end],
-        "fused",
-        domain="com.microsoft",
-        num_heads=heads,
-        **attributes,
+        "MultiHeadAttention", [*reads, "", "", mask], [end], "fused", domain="com.microsoft", num_heads=heads, **attributes
     )
     replaced(model, [node], [])
     onnx.save(model, str(target))
@@ -152,9 +146,7 @@ def with_group_query_attention(source, target, layer, tables, edit=lambda table:
     scope = f"model.layers.{layer}.self_attn"
     end = next(n.output[0] for n in model.graph.node if f"{scope}:context" in n.input)
     reads = [f"{scope}.{name}_proj" for name in "qkv"]
-    pasts, presents = (
-        [f"{kind}.{layer}.{name}" for name in ("key", "value")] for kind in ("past_key_values", "present")
-    )
+    pasts, presents = ([f"{kind}.{layer}.{name}" for name in ("key", "value")] for kind in ("past_key_values", "present"))
     nodes = [
         helper.make_node("ReduceSum", ["attention_mask", "axis_1"], ["tokens"], keepdims=0),
         helper.make_node("Sub", ["tokens", "one"], ["last"]),

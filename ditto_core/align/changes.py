@@ -87,17 +87,13 @@ def model_numbers(operator: Operator, site: int, name: str) -> Iterator[float]:
 
 def table_changes(operator: Operator) -> Iterator[Change]:
     """Yield the tables of the model's rotary embeddings in the place of the file's."""
-    given = {
-        place: table for place in TABLES.get(operator.node.op_type, ()) if (table := operator.weight(place)) is not None
-    }
+    given = {place: table for place in TABLES.get(operator.node.op_type, ()) if (table := operator.weight(place)) is not None}
     if len(given) < len(TABLES.get(operator.node.op_type, "")) or not given:
         return
     rows, half = next(iter(given.values())).shape
     for name, tables in operator.study.origin.rotaries(rows):
         inputs = {place: repeated(operator, table[:, :half]) for place, table in zip(given, tables, strict=True)}
-        yield Change(
-            "rotary", f"its tables of cosines and sines are not those of {name}, with these it is right", {}, inputs
-        )
+        yield Change("rotary", f"its tables of cosines and sines are not those of {name}, with these it is right", {}, inputs)
 
 
 def weight_changes(operator: Operator, site: int) -> Iterator[Change]:
@@ -115,9 +111,7 @@ def weight_changes(operator: Operator, site: int) -> Iterator[Change]:
         for off, right, turned in sorted(found, key=lambda each: (PACKED in each[1], each[0])):
             if off:
                 other = origin.named(array)
-                state = (
-                    f"{off:.1e} off from {right}" if not other else other + (" transposed" if other == right else "")
-                )
+                state = f"{off:.1e} off from {right}" if not other else other + (" transposed" if other == right else "")
                 text = f"its weight {name} is {state}, with {right} it is right"
                 yield Change("weight", text, {}, {place: repeated(operator, turned)})
 
@@ -236,11 +230,7 @@ def bias_changes(operator: Operator) -> Iterator[Change]:
     matching = operator.study.matching
     for kind in sorted(set(matching.site_class.values())):
         found = matching.sites[kind]
-        if (
-            len(found.dims) == 4
-            and set(found.dims[1]) == {1}
-            and any((array < -HIDDEN_SCORE).any() for array in found.arrays)
-        ):
+        if len(found.dims) == 4 and set(found.dims[1]) == {1} and any((array < -HIDDEN_SCORE).any() for array in found.arrays):
             arrays = [np.maximum(array, np.finfo(np.float32).min) for array in found.arrays]
             yield Change("mask", f"its mask is not {matching.title(kind)}, with that it is right", {}, {place: arrays})
 

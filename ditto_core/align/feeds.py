@@ -32,9 +32,7 @@ def drawn(file: OnnxFile, port: Port, batch: int, length: int, generator: np.ran
     """Return an array for one input."""
     if is_cache(port):
         return np.zeros([batch if size < 0 else size for size in empty_shape(port, own_config(file))], port.dtype)
-    shape = [
-        dim if isinstance(dim, int) else size(file, i, dim, port, batch, length) for i, dim in enumerate(port.shape)
-    ]
+    shape = [dim if isinstance(dim, int) else size(file, i, dim, port, batch, length) for i, dim in enumerate(port.shape)]
     if port.floating:
         return generator.standard_normal(shape).astype(port.dtype)
     if "mask" in port.name or port.dtype == "bool":

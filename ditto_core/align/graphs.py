@@ -105,9 +105,7 @@ def counterparts(sides: Sides) -> dict[str, str]:
         ours = same_class(matching.value_class, found.value)
         theirs = same_class(matching.site_class, site)
         for j in ours:
-            alike = (
-                i for i in theirs if i not in taken and equal(matching.values[j], matching.sites[i], matching.tolerance)
-            )
+            alike = (i for i in theirs if i not in taken and equal(matching.values[j], matching.sites[i], matching.tolerance))
             if (i := next(alike, None)) is not None:
                 taken.add(i)
                 pairs[matching.values[j].name] = matching.sites[i].name
@@ -127,9 +125,7 @@ def equal(value: Value, site: Value, tolerance: float) -> bool:
     return measured(value, site, Layout(axes, axes)) <= tolerance
 
 
-def exact_counterparts(
-    actual: Graph, ours: Mapping[str, Any], expected: Graph, theirs: Mapping[str, Any]
-) -> dict[str, str]:
+def exact_counterparts(actual: Graph, ours: Mapping[str, Any], expected: Graph, theirs: Mapping[str, Any]) -> dict[str, str]:
     """Return the pairs of values that are no floating tensors: of one operator, with equal content, in order."""
     left = [name for name in expected.producer if is_exact(theirs.get(name))]
     pairs = {}
@@ -151,3 +147,4 @@ def exact_counterparts(
 def is_exact(array: Any) -> bool:
     """Tell whether a value is a tensor of integers or booleans."""
     return isinstance(array, np.ndarray) and array.dtype.kind in "iub"
+

@@ -56,7 +56,9 @@ def capture(file: Runnable, feeds: Feeds, batches: tuple[int, ...], forced: Forc
         return run_exposed(file, feeds, batches, forced or {}, inside=False)
 
 
-def run_exposed(file: Runnable, feeds: Feeds, batches: tuple[int, ...], forced: Forced, *, inside: bool) -> list[Value]:
+def run_exposed(
+    file: Runnable, feeds: Feeds, batches: tuple[int, ...], forced: Forced, *, inside: bool
+) -> list[Value]:
     """Run the file with every value exposed; see :func:`capture`."""
     model = file.copy()
     if inside:

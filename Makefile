@@ -4,6 +4,7 @@
 # make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours on two
 #                cores; stops at any time and goes on from mutation.jsonl)
 # make foreign  the tests on files of other tools, which it installs (onnxruntime-genai, onnxsim)
+# make engines  the tests of the engines that `make test` skips because the extra `dev` lacks them: ExecuTorch (320 MB)
 # make lint   ruff, format, strict types and the layers of imports
 # make vllm   the tests against a real vLLM, in an environment of its own (3.5 GB; CPU)
 # make api    the API reference, from the docstrings, in build/api
@@ -23,7 +24,7 @@ SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test quick mutation foreign vllm lint api clean
+.PHONY: demo test quick engines mutation foreign vllm lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
@@ -36,6 +37,10 @@ test: $(VENV)/stamp
 
 quick: $(VENV)/stamp
 	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
+
+engines: $(VENV)/stamp
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,executorch]'
+	$(BIN)/python -m pytest tests/engines/test_executorch.py tests/engines/test_inductor.py tests/engines/test_openvino.py
 
 mutation: $(VENV)/stamp
 	$(BIN)/python benchmarks/mutation.py --jobs $$(nproc) --results mutation.jsonl

@@ -56,17 +56,21 @@ class BuildRequest:
         It is in the spec's dtype, and its dynamic sizes are bounded by the spec's profile. Raises
         :class:`~ditto_core.errors.BuildError` when ``torch.export`` refuses the model.
         """
+        from ditto_core.model.program import trace_program
+
+        model, spec = self.model(), self.spec
+        named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
+        return trace_program(model, self.taps, spec.profile, [] if spec.later else named)
+
+    def model(self) -> LoadedModel:
+        """Return the eager model in the spec's dtype, on the CPU."""
         import torch
 
         from ditto_core.model.loading import load_model
-        from ditto_core.model.program import trace_program
 
-        spec = self.spec
-        model = self.load() if self.load else load_model(spec.model, implementation=spec.attention)
-        named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
-        if spec.later:
-            model, named = model.later_steps(), []
-        return trace_program(model.cast(getattr(torch, spec.dtype)), self.taps, spec.profile, named)
+        loaded = self.load() if self.load else load_model(self.spec.model, implementation=self.spec.attention)
+        model = loaded.later_steps() if self.spec.later else loaded
+        return model.cast(getattr(torch, self.spec.dtype))
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,14 @@ class RunsFile(Protocol):
     def content(self, spec: EngineSpec) -> dict[str, str]:
         """Return the SHA-256 (hex) of what the engine is made of beside the model, by name. Part of the cache key."""
         ...
+
+
+@runtime_checkable
+class IsolatesSessions(Protocol):
+    """A backend whose engines can take their process down: ``isolation`` is where its sessions live unless told
+    otherwise, ``process`` or ``none``."""
+
+    isolation: str
 
 
 @runtime_checkable

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ditto_core.backends.base import Arrays, BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
-from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
+from ditto_core.backends.onnxruntime_provider import check_provider, open_session
+from ditto_core.errors import BackendError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 ENGINE_FILE = "engine.onnx"
 SESSION_FILE = "session.json"
 LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
-OPTIONS = ("level", "threads", "provider", "quantize")
+OPTIONS = ("level", "threads", "provider", "provider_options", "plugin", "session", "quantize")
 QUANTIZE = ("int8",)
 OPERATORS_TEST = """
 
@@ -39,15 +40,17 @@ def test_the_operators_by_themselves():
 
 
 class OnnxRuntimeBackend:
-    """Builds an ONNX file whose extra outputs are the taps. Options: ``level``, ``threads``, ``provider``,
-    ``quantize`` (``int8``: onnxruntime's dynamic quantization of every matrix product's weights)."""
+    """Builds an ONNX file whose extra outputs are the taps. Options: ``level``, ``threads``, ``provider``
+    (``cuda``, or in full), ``provider_options``, ``plugin`` (the package of a plugin provider), ``session`` (its
+    configuration entries), ``quantize`` (``int8``: onnxruntime's dynamic quantization of every matrix product's
+    weights)."""
 
     name = "onnxruntime"
     dtypes = ("float32", "float16", "float64")
 
     def check(self, spec: EngineSpec) -> None:
         """Raise when onnxruntime is missing, lacks the dtype, or an option is unknown."""
-        load_library()
+        library = load_library()
         if spec.dtype not in self.dtypes:
             raise BackendError(
                 f"onnxruntime has no {spec.dtype} kernels on its CPU provider, expected {', '.join(self.dtypes)}; "
@@ -63,7 +66,7 @@ class OnnxRuntimeBackend:
             raise UsageError(
                 f"unknown optimization level {level!r}, expected {', '.join(LEVELS)}{nearest(level, LEVELS)}"
             )
-
+        check_provider(library, spec)
         quantize = spec.option("quantize", QUANTIZE[0])
         if quantize not in QUANTIZE:
             raise UsageError(f"onnxruntime cannot quantize to {quantize!r}, expected {', '.join(QUANTIZE)}")
@@ -152,24 +155,17 @@ class OnnxRuntimeSession:
 
     def __init__(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> None:
         self._ort = load_library()
-        provider = spec.option("provider", "CPUExecutionProvider")
-        self._session = self._load(directory / ENGINE_FILE, spec, provider)
+        options = session_options(self._ort, spec)
+        self._session, where = open_session(self._ort, str(directory / ENGINE_FILE), spec, options)
         self.taps = taps
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._past_names = [name for name in self._inputs if name.startswith("past_key_values.")]
         self._past: dict[str, Any] = {}
         self._finals: list[str] = json.loads((directory / SESSION_FILE).read_text())["outputs"]
-        facts = {"onnxruntime": self._ort.__version__, "provider": provider, "level": spec.option("level", "all")}
+        facts = {"onnxruntime": self._ort.__version__, **where, "level": spec.option("level", "all")}
         dtype = spec.option("quantize") or spec.dtype
         self.info = SessionInfo(f"onnxruntime {dtype}", "onnxruntime", dtype, "cpu", spec.model.label, facts)
-
-    def _load(self, path: Path, spec: EngineSpec, provider: str) -> Any:
-        options = session_options(self._ort, spec)
-        try:
-            return self._ort.InferenceSession(str(path), options, providers=[provider])
-        except Exception as error:
-            raise BuildError(f"onnxruntime refuses the engine: {first_line(error)}") from error
 
     @property
     def past(self) -> dict[str, torch.Tensor]:

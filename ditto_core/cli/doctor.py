@@ -55,8 +55,9 @@ def loaded(name: str) -> Backend | str:
 
 
 def state(backend: Backend) -> str:
-    """Return a backend's versions and dtypes, what keeps its engines from running here, or why it cannot be used."""
+    """Return a backend's versions, dtypes and what it was measured to do, or why its engines cannot run here."""
     from ditto_core.backends.base import NeedsDevice
+    from ditto_core.backends.matrix import summary
     from ditto_core.errors import DittoError
 
     try:
@@ -69,7 +70,8 @@ def state(backend: Backend) -> str:
             backend.check_runs()
     except (DittoError, ImportError) as error:
         return f"does not run here {known}: {error}"
-    return f"ok {known}"
+    able = summary(backend.name)
+    return f"ok {known}{able and f'; {able}'}"
 
 
 def clashes() -> list[str]:

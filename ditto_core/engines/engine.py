@@ -48,9 +48,14 @@ class Engine:
         name = self.directory.name
         return name if re.fullmatch("[0-9a-f]{64}", name) else ""
 
-    def open(self) -> Session:
-        """Load the engine. Raises what its backend raises when it cannot run here."""
-        return get_backend(self.spec.backend).open(self.spec, self.directory, self.taps)
+    def open(self, isolation: str = "", timeout: float = 0) -> Session:
+        """Load the engine, in this process or in a child: see :func:`~ditto_core.backends.child.open_backend`.
+
+        Raises what its backend raises when it cannot run here.
+        """
+        from ditto_core.backends.child import open_backend
+
+        return open_backend(get_backend(self.spec.backend), self.spec, self.directory, self.taps, isolation, timeout)
 
     def save_manifest(self) -> None:
         """Write ``engine.json`` beside the engine's files."""

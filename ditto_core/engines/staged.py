@@ -81,11 +81,16 @@ class StagedSession:
         return self._later
 
 
-def open_engine(workspace: Workspace, engine: Engine) -> Session:
-    """Load an engine; that of an encoder-decoder with the engine of its later steps."""
+def open_engine(workspace: Workspace, engine: Engine, isolation: str = "", timeout: float = 0) -> Session:
+    """Load an engine; that of an encoder-decoder with the engine of its later steps.
+
+    ``isolation`` and ``timeout`` are those of :meth:`~ditto_core.engines.engine.Engine.open`.
+    """
     if not workspace.export(engine.spec).seq2seq:
-        return engine.open()
-    return StagedSession(engine.open(), lambda: later_engine(workspace, engine).open())
+        return engine.open(isolation, timeout)
+    return StagedSession(
+        engine.open(isolation, timeout), lambda: later_engine(workspace, engine).open(isolation, timeout)
+    )
 
 
 def later_engine(workspace: Workspace, engine: Engine) -> Engine:

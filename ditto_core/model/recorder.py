@@ -30,6 +30,8 @@ def tap(name: str, tensor: torch.Tensor) -> torch.Tensor:
     Called in the forward of the module ``model.layers.0.mlp``, ``tap("inter", x)`` makes the site
     ``model.layers.0.mlp:inter``. It survives ``torch.export`` and costs nothing outside of a recording.
     """
+    if torch.compiler.is_dynamo_compiling():  # it breaks the graph at a context variable
+        return tensor
     recorder = _recorder.get()
     return tensor if recorder is None else recorder.tapped(name, tensor)
 

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ditto_core.errors import UsageError
+from ditto_core.errors import UsageError, nearest
 
-KINDS: Mapping[str, tuple[str, type]] = {
+KINDS: Mapping[str, tuple[str, Any]] = {
     "observer": ("True or False", bool),
     "threads": ("an integer", int),
     "device": ("a name", str),
     "localize": ("True or False", bool),
+    "isolation": ("process or none", str),
+    "step_timeout": ("seconds", int | float),
 }
 """What an option has to be, in words and as a type."""
+ISOLATION = ("process", "none")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class PairOptions:
     (0 leaves them). ``dump``: folder for traces.
     ``localize``: also measure the error that each tapped site adds by itself, and name causes. ``localize_failed``: do
     so in a second run when a comparison fails and took at most this many seconds (0: never).
+    ``isolation``: where the engine runs, in a child process (``process``) or in this one (``none``); empty: as its
+    backend asks. ``step_timeout``: seconds that a child process may take to load the engine, or for one step.
     """
 
     reference: Any = "eager"
@@ -40,6 +45,8 @@ class PairOptions:
     localize: bool = False
     name_map: Any = None
     localize_failed: float = 0.0
+    isolation: str = ""
+    step_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         for name, (expected, kind) in KINDS.items():
@@ -48,8 +55,14 @@ class PairOptions:
                 raise UsageError(f"{name} is {value!r}, expected {expected}")
         if self.threads < 0:
             raise UsageError(f"the number of threads is {self.threads}, expected 0 (leave as it is) or more")
+        if self.isolation not in ("", *ISOLATION):
+            raise UsageError(
+                f"isolation is {self.isolation!r}, expected process or none{nearest(self.isolation, ISOLATION)}"
+            )
+        if not self.step_timeout > 0:
+            raise UsageError(f"step_timeout is {self.step_timeout!r}, expected seconds, more than 0")
 
     def same_sessions(self, other: PairOptions) -> bool:
         """Tell whether a pair with ``other`` options runs the very same sessions."""
-        names = ("reference", "observer", "device", "name_map")
+        names = ("reference", "observer", "device", "name_map", "isolation", "step_timeout")
         return all(getattr(self, name) == getattr(other, name) for name in names)

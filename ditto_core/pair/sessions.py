@@ -93,7 +93,7 @@ class Sessions:
         return self.workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self._options.device)
 
     def _open(self, engine: Engine) -> Session:
-        return open_engine(self.workspace, engine)
+        return open_engine(self.workspace, engine, self._options.isolation, self._options.step_timeout)
 
     def correct(self) -> bool:
         """Tell whether the engine was built from a cached export of another model; then it is built and opened again.

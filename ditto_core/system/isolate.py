@@ -14,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ditto_core.errors import BuildError, DittoError
 from ditto_core.system.atomic import write_atomic
 
-TAIL_LINES = 12
+TAIL_LINES, TAIL_BYTES = 12, 16 << 10
 SIGNALS = {
     signal.SIGKILL: "killed by signal 9 (out of memory?)",
     signal.SIGSEGV: "killed by signal 11 (segmentation fault)",
@@ -51,32 +51,43 @@ def run_isolated(
         log = log or work / "log.txt"
         request, result = work / "request.json", work / "result.json"
         request.write_text(json.dumps({"target": target, "kwargs": dict(kwargs), "parent": os.getpid()}))
-        cause = _run([str(request), str(result)], env or {}, timeout, log)
-        if result.exists() and not cause:
-            return _unpack(json.loads(result.read_text()), target, log, failure)
-        raise failure(_message(target, cause or "ended without a result", log))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a+b") as sink:
+            cause = _run([str(request), str(result)], env or {}, timeout, sink)
+            if result.exists() and not cause:
+                return _unpack(json.loads(result.read_text()), target, sink, failure)
+            raise failure(message(target, cause or "ended without a result", sink))
 
 
-def _run(arguments: list[str], env: Mapping[str, str], timeout: float | None, log: Path) -> str:
+def _run(arguments: list[str], env: Mapping[str, str], timeout: float | None, log: IO[bytes]) -> str:
     """Run the child to its end and return why it failed, or an empty string."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **env}
-    command = [sys.executable, "-u", "-X", "faulthandler", "-m", "ditto_core.system.isolate", *arguments]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        log.open("ab") as sink,
-        subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
-        ) as child,
-    ):
+    with start(["ditto_core.system.isolate", *arguments], log, env) as child:
         try:
-            return _cause(child.wait(timeout))
+            return cause_of(child.wait(timeout))
         except subprocess.TimeoutExpired:
             return f"still running after {timeout:g} s (hang?), killed"
         finally:  # also on Ctrl-C: the child has its own process session and does not get the signal
-            _kill(child)
+            kill(child)
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
+def start(
+    module: Sequence[str], log: IO[bytes], env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m MODULE ARGUMENTS`` with this process's import path; what it prints goes to ``log``."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **(env or {})}
+    return subprocess.Popen(
+        [sys.executable, "-u", "-X", "faulthandler", "-m", *module],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        pass_fds=pass_fds,
+    )
+
+
+def kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill a child with what it may have started, and wait for its end."""
     try:
         os.killpg(child.pid, signal.SIGKILL)  # with what the child itself may have started
     except (ProcessLookupError, PermissionError):
@@ -84,19 +95,33 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _cause(code: int) -> str:
+def cause_of(code: int) -> str:
+    """Say how a process ended; an empty string for exit code 0."""
     if code >= 0:
         return f"exited with code {code}" if code else ""
     return SIGNALS.get(signal.Signals(-code), f"killed by signal {-code} ({signal.Signals(-code).name})")
 
 
-def _unpack(result: dict[str, Any], target: str, log: Path, failure: type[DittoError]) -> Any:
+def _unpack(result: dict[str, Any], target: str, log: IO[bytes], failure: type[DittoError]) -> Any:
     if "value" in result:
         return result["value"]
-    kind = _ditto_error(result["class"])
+    raise error_of(result, target, log, failure)
+
+
+def described(error: Exception) -> dict[str, str]:
+    """Return an error of the child as data, with its traceback in the log unless it was raised on purpose."""
+    if not isinstance(error, DittoError):
+        traceback.print_exc()
+    kind = type(error)
+    return {"class": f"{kind.__module__}:{kind.__qualname__}", "message": str(error)}
+
+
+def error_of(described: Mapping[str, str], target: str, log: IO[bytes], failure: type[DittoError]) -> DittoError:
+    """Return the child's error again: the same :class:`DittoError`, or ``failure`` with the log's tail."""
+    kind = _ditto_error(described["class"])
     if kind is not None:
-        raise kind(result["message"])
-    raise failure(_message(target, f"raised {result['class'].rpartition(':')[2]}: {result['message']}", log))
+        return kind(described["message"])
+    return failure(message(target, f"raised {described['class'].rpartition(':')[2]}: {described['message']}", log))
 
 
 def _ditto_error(name: str) -> type[DittoError] | None:
@@ -107,29 +132,29 @@ def _ditto_error(name: str) -> type[DittoError] | None:
     return found if isinstance(found, type) and issubclass(found, DittoError) else None
 
 
-def _message(target: str, cause: str, log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.exists() else []
-    tail = "".join(f"\n  | {line}" for line in lines)
+def message(target: str, cause: str, log: IO[bytes]) -> str:
+    """Return the cause on the first line, then the last lines of the child's log."""
+    size = os.fstat(log.fileno()).st_size
+    # The child writes at this file's own position, which a read would move.
+    text = os.pread(log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+    tail = "".join(f"\n  | {line}" for line in text.splitlines()[-TAIL_LINES:])
     return f"{target.rpartition(':')[2]} in a child process: {cause}{tail}"
 
 
 def _serve(request: Path, result: Path) -> None:
     """Do the child's part: call the target and write its result or its error."""
     order = json.loads(request.read_text())
-    _die_with(order["parent"])
+    die_with(order["parent"])
     try:
         module, _, name = order["target"].partition(":")
         outcome = {"value": getattr(importlib.import_module(module), name)(**order["kwargs"])}
         text = json.dumps(outcome)
     except Exception as error:  # noqa: BLE001 - whatever it is, it goes back to the parent
-        if not isinstance(error, DittoError):
-            traceback.print_exc()
-        kind = type(error)
-        text = json.dumps({"class": f"{kind.__module__}:{kind.__qualname__}", "message": str(error)})
+        text = json.dumps(described(error))
     write_atomic(result, text)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Ask the kernel to end this process when its parent is killed (Linux; elsewhere the child runs to its end)."""
     if not sys.platform.startswith("linux"):
         return

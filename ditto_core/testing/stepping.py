@@ -222,10 +222,11 @@ def run_and_close(subject: Subject) -> None:
 
 
 def resident() -> int:
-    """Return the process's memory in bytes: what is resident on Linux, elsewhere the most that it ever was."""
-    statistics = Path("/proc/self/statm")
-    if statistics.exists():
-        return int(statistics.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Return the memory in bytes of the process and its children: what is resident on Linux, elsewhere the most that
+    the process ever had."""
+    if Path("/proc/self/statm").exists():
+        statistics = [Path(f"/proc/{process}/statm").read_text() for process in ("self", *children())]
+        return sum(int(text.split()[1]) for text in statistics) * os.sysconf("SC_PAGE_SIZE")
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -236,5 +237,9 @@ def held() -> Mapping[str, int]:
     own = Path("/proc/self")
     if not own.exists():
         return {}
-    children = [path.read_text().split() for path in own.glob("task/*/children")]
-    return {"open files": len(list((own / "fd").iterdir())), "child processes": sum(map(len, children))}
+    return {"open files": len(list((own / "fd").iterdir())), "child processes": len(children())}
+
+
+def children() -> list[str]:
+    """Return the ids of the child processes."""
+    return [child for path in Path("/proc/self").glob("task/*/children") for child in path.read_text().split()]

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ditto_core.backends.base import Backend, BuildReport, BuildRequest, BuildsFromSource, NeedsDevice
+from ditto_core.backends.child import open_backend
 from ditto_core.backends.eager import EagerSession
 from ditto_core.compare.metrics import ShapeMismatch, measure
 from ditto_core.compare.tolerance import TABLE
@@ -81,6 +82,7 @@ class Subject:
     dtype: str
     options: Mapping[str, Any]
     workspace: Workspace
+    isolation: str = ""
     engines: dict[tuple[Model, tuple[str, ...]], Built] = field(default_factory=dict)
     exports: dict[Model, Export] = field(default_factory=dict)
 
@@ -151,7 +153,8 @@ class Subject:
     @contextmanager
     def session(self, built: Built) -> Iterator[Session]:
         """Open an engine and close it."""
-        session = self.backend.open(built.request.spec, built.directory, built.report.taps)
+        made = built.request.spec, built.directory, built.report.taps
+        session = open_backend(self.backend, *made, self.isolation)
         try:
             yield session
         finally:

@@ -79,6 +79,7 @@ def backend_checks(
     options: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
     workspace: Workspace | None = None,
+    isolation: str = "",
 ) -> list[BackendCheck]:
     """Return the checks of a backend, for ``@pytest.mark.parametrize("check", backend_checks(...), ids=str)``.
 
@@ -90,6 +91,7 @@ def backend_checks(
         options: the backend's own options.
         without: names of promises that the backend does not give.
         workspace: where the models' exports are kept, by default the user's cache.
+        isolation: ``process`` for sessions in child processes, ``none`` for here; by default as the backend asks.
 
     Raises :class:`UsageError` for an unknown name in ``without``.
     """
@@ -98,7 +100,7 @@ def backend_checks(
         if name not in known:
             raise UsageError(f"unknown check {name!r}, expected some of {', '.join(known)}{nearest(name, known)}")
     made = get_backend(backend) if isinstance(backend, str) else backend
-    subject = Subject(made, dtype or made.dtypes[0], dict(options or {}), workspace or Workspace())
+    subject = Subject(made, dtype or made.dtypes[0], dict(options or {}), workspace or Workspace(), isolation)
     return [BackendCheck(promise, subject) for promise in PROMISES if promise.__name__ not in without]
 
 

@@ -86,7 +86,7 @@ def test_an_onnxruntime_test_loads_no_other_backend(tmp_path, isolated_environme
         "@pytest.mark.ditto_engine(model=model, outputs=['model.layers.0'])\n"
         "def test_it(ditto):\n    ditto.generate([1, 2], max_new_tokens=2).assert_close()\n\n\n"
         "def test_others():\n"
-        "    others = ('tensorrt', 'trtllm', 'openvino')\n"
+        "    others = ('tensorrt', 'trtllm', 'openvino', 'executorch', 'inductor')\n"
         "    loaded = [n for n in sys.modules if n.startswith(tuple(f'ditto_core.backends.{o}' for o in others))]\n"
         "    assert not loaded, loaded\n"
     )

@@ -1,0 +1,133 @@
+"""ExecuTorch on the CPU, by its portable kernels or by XNNPACK: taps are further outputs of the exported program."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ditto_core.backends.base import BuildReport, BuildRequest
+from ditto_core.backends.program_session import ProgramSession, Signature
+from ditto_core.errors import BackendError, BuildError, UsageError, first_line, nearest
+from ditto_core.session import SessionInfo
+from ditto_core.sites import Tap
+from ditto_core.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from ditto_core.model.program import Program
+
+ENGINE_FILE = "model.pte"
+METHOD = "forward"
+KERNELS = ("portable", "xnnpack")
+OPTIONS = ("kernels", "threads")
+
+
+class ExecuTorchBackend:
+    """Lowers the exported program to a ``.pte`` file.
+
+    Options: ``kernels`` (``portable``, or ``xnnpack`` for what XNNPACK takes), ``threads`` (of XNNPACK, default 1). Its
+    runtime aborts on some errors, so that its sessions live in child processes.
+    """
+
+    name = "executorch"
+    dtypes = ("float32", "float16")
+    isolation = "process"
+
+    def check(self, spec: EngineSpec) -> None:
+        """Raise when executorch is missing, lacks the dtype, or an option is unknown."""
+        installed()
+        kernels = spec.option("kernels", KERNELS[0])
+        if spec.dtype not in self.dtypes:
+            raise BackendError(f"executorch is driven in {', '.join(self.dtypes)} only, got {spec.dtype}")
+        for name, _ in spec.options:
+            if name not in OPTIONS:
+                known = ", ".join(OPTIONS)
+                raise UsageError(f"executorch has no option {name!r}{nearest(name, OPTIONS)} (known: {known})")
+        if kernels not in KERNELS:
+            raise UsageError(f"executorch has no kernels {kernels!r}, expected {' or '.join(KERNELS)}")
+
+    def versions(self) -> dict[str, str]:
+        """What traces, lowers and runs a program."""
+        return {"executorch": installed(), "torch": str(torch.__version__)}
+
+    def build(self, request: BuildRequest) -> BuildReport:
+        """Trace the model with the taps as outputs and lower it. Raises :class:`BuildError` with the reason."""
+        program = request.exported_program()
+        buffer, facts = lower(program, request.spec.option("kernels", KERNELS[0]))
+        (request.directory / ENGINE_FILE).write_bytes(buffer)
+        Signature.of(program, request.outputs).save(request.directory)
+        return BuildReport(program.taps, program.refused, facts)
+
+    def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> ProgramSession:
+        """Load the engine. Raises :class:`BuildError` when ExecuTorch refuses the file."""
+        runtime = load_runtime()
+        threads = int(spec.option("threads", 1))
+        if runtime._threadpool_get_thread_count() != threads:
+            runtime._unsafe_reset_threadpool(threads)
+        signature = Signature.load(directory)
+        try:
+            program = runtime._load_program(str(directory / ENGINE_FILE))
+            method = program.load_method(METHOD)
+        except RuntimeError as error:
+            raise BuildError(f"executorch refuses the engine: {first_line(error)}") from error
+        kernels = spec.option("kernels", KERNELS[0])
+        facts = {**self.versions(), "kernels": kernels}
+        label = f"executorch {kernels} {spec.dtype}"
+        info = SessionInfo(label, self.name, spec.dtype, "cpu", spec.model.label, facts)
+
+        def run(feed: Any, loaded: Any = program) -> Any:  # the method does not keep its program alive
+            return method(feed)
+
+        return ProgramSession(run, signature, taps, info)
+
+
+def installed() -> str:
+    """Return the version of executorch, or say how to get it."""
+    try:
+        return version("executorch")
+    except PackageNotFoundError as error:
+        raise BackendError("executorch is not installed: pip install 'pytest-ditto-engine[executorch]'") from error
+
+
+def load_runtime() -> Any:
+    """Import the runtime by itself: ``executorch.runtime`` imports the whole compiler, which takes seconds."""
+    installed()
+    try:
+        from executorch.extension.pybindings import _C
+    except ImportError as error:
+        raise BackendError(
+            f"executorch {installed()} cannot be loaded beside torch {torch.__version__}: {first_line(error)}"
+        ) from error
+    return _C
+
+
+def lower(program: Program, kernels: str) -> tuple[bytes, dict[str, int]]:
+    """Return a ``.pte`` file's content, and of how many operators and delegated blocks it consists."""
+    from ditto_core.model.export import quiet
+
+    with quiet():
+        from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+
+        config = EdgeCompileConfig(_check_ir_validity=False)
+        try:
+            edge = to_edge_transform_and_lower(
+                program.exported, partitioner=partitioners(kernels), compile_config=config
+            )
+            buffer = edge.to_executorch().buffer
+        except Exception as error:
+            raise BuildError(f"executorch cannot lower the model: {first_line(error)}") from error
+    calls = [str(node.target) for node in edge.exported_program().graph.nodes if node.op == "call_function"]
+    blocks = sum("executorch_call_delegate" in call for call in calls)
+    getters = sum("getitem" in call for call in calls)
+    return buffer, {"operators": len(calls) - blocks - getters, "delegated blocks": blocks}
+
+
+def partitioners(kernels: str) -> list[Any] | None:
+    """Return what takes operators away from the portable kernels."""
+    if kernels == "portable":
+        return None
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+    return [XnnpackPartitioner()]

@@ -1,0 +1,96 @@
+"""ExecuTorch as an engine: a decoder, a CNN and an encoder pass, a wrong weight is found where it is."""
+
+import copy
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from models import conv_net, many_ids
+
+from ditto_core.backends.executorch import ExecuTorchBackend
+from ditto_core.cache import Cache
+from ditto_core.compare.judging import UNTAPPED
+from ditto_core.engines.workspace import Workspace
+from ditto_core.errors import BackendError, BuildError, UsageError
+from ditto_core.model.program import trace_program
+from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
+from ditto_core.session import ShowsCache
+from ditto_core.spec import EngineSpec
+
+pytest.importorskip("executorch")
+
+PROFILE = {"batch": (1, 2, 4), "length": (1, 5, 16), "past": (0, 8, 32)}
+
+
+def spec(model, **fields):
+    return EngineSpec.of(model, backend="executorch", profile=PROFILE, **{"outputs": "**", **fields})
+
+
+def sites(found):
+    return [site for site in found.sites if not site.endswith(UNTAPPED)]
+
+
+def test_a_padded_batch_agrees_at_every_site_and_step_from_a_child_process(workspace):
+    pair = Pair(workspace, spec(many_ids), PairOptions(observer=False))
+    try:
+        found = pair.generate([[3, 1, 4, 1, 5], [2, 7]], max_new_tokens=4)
+        assert found, found
+        assert (found.steps, len(sites(found)), found.missing) == (4, 15, {})
+        session = pair.sessions.engine
+        assert session.info.facts["isolation"] == "process"
+        assert isinstance(session, ShowsCache)
+        assert session.past["past_key_values.0.key"].shape == (2, 2, 8, 16)  # 5 tokens of the prompt, 3 fed after it
+    finally:
+        pair.close()
+
+
+def test_a_convolutional_model_agrees_in_xnnpack(workspace):
+    pair = Pair(workspace, spec(conv_net, options={"kernels": "xnnpack"}), PairOptions(isolation="none"))
+    found = pair.run()
+    assert found, found
+    assert len(sites(found)) == 6
+    assert found.observer is not None
+    assert found.observer.rel_l2 <= 1e-6
+    assert pair.engine.facts["delegated blocks"] == 2
+    pair.close()
+
+
+def test_a_wrong_weight_is_found_at_its_site(tmp_path, monkeypatch):
+    def trace_faulty(model, *arguments):
+        module = copy.deepcopy(model.module)
+        with torch.no_grad():
+            module.get_submodule("0").weight.mul_(1.01)
+        return trace_program(replace(model, module=module), *arguments)
+
+    monkeypatch.setattr("ditto_core.model.program.trace_program", trace_faulty)
+    pair = Pair(Workspace(Cache(tmp_path)), spec(conv_net), PairOptions(isolation="none", observer=False))
+    found = pair.run()
+    assert not found
+    assert found.first_bad.site == "0"
+    pair.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        ({"dtype": "bfloat16"}, BackendError, "bfloat16"),
+        ({"options": {"kernel": "xnnpack"}}, UsageError, "'kernels'"),
+        ({"options": {"kernels": "xnn"}}, UsageError, "portable or xnnpack"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(fields, error, text):
+    with pytest.raises(error, match=text) as caught:
+        ExecuTorchBackend().check(spec(conv_net, **fields))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_runtime_refuses_what_is_not_an_engine_in_one_line(tmp_path, workspace):
+    built = workspace.build(spec(conv_net, outputs=()))
+    shutil.copytree(built.directory, tmp_path / "copy")
+    (tmp_path / "copy/model.pte").unlink()
+    (tmp_path / "copy/model.pte").write_bytes(b"not a program" * 100)
+    with pytest.raises(BuildError, match="executorch refuses the engine") as caught:
+        ExecuTorchBackend().open(built.spec, tmp_path / "copy", ())
+    assert len(str(caught.value).splitlines()) == 1

@@ -1,0 +1,99 @@
+"""torch.compile as an engine: a decoder and a CNN pass, a wrong weight is found where it is, a graph break is named."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from models import conv_net, many_ids
+
+from ditto_core.backends.inductor import InductorBackend
+from ditto_core.cache import Cache
+from ditto_core.engines.workspace import Workspace
+from ditto_core.errors import BackendError, BuildError, UsageError
+from ditto_core.model.program import trace_program
+from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
+from ditto_core.spec import EngineSpec
+
+PROFILE = {"batch": (1, 2, 4), "length": (1, 5, 16), "past": (0, 8, 32)}
+
+
+def spec(model, **fields):
+    return EngineSpec.of(
+        model, **{"backend": "inductor", "profile": PROFILE, "options": {"compiler": "aot_eager"}, **fields}
+    )
+
+
+def test_a_padded_batch_agrees_at_every_site_and_step(workspace):
+    pair = Pair(workspace, spec(many_ids), PairOptions(observer=False))
+    found = pair.generate([[3, 1, 4, 1, 5], [2, 7]], max_new_tokens=3)
+    assert found, found
+    assert (len(found.sites), found.missing) == (15, {})
+    assert found.engine.facts["compiler"] == "aot_eager"
+    pair.close()
+
+
+def test_a_wrong_weight_is_found_at_its_site(tmp_path, monkeypatch):
+    def trace_faulty(model, *arguments):
+        module = copy.deepcopy(model.module)
+        with torch.no_grad():
+            module.get_submodule("0").weight.mul_(1.01)
+        return trace_program(replace(model, module=module), *arguments)
+
+    monkeypatch.setattr("ditto_core.model.program.trace_program", trace_faulty)
+    pair = Pair(Workspace(Cache(tmp_path)), spec(conv_net))
+    found = pair.run()
+    assert not found
+    assert found.first_bad.site == "0"
+    assert found.observer is not None
+    pair.close()
+
+
+class Printing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        print("in the middle")
+        return y * 2
+
+
+def printing():
+    torch.manual_seed(0)
+    return Printing(), {"x": torch.randn(2, 4)}
+
+
+def test_a_graph_break_is_named_with_its_line_and_can_be_allowed(tmp_path):
+    workspace = Workspace(Cache(tmp_path))
+    with pytest.raises(BuildError, match=r"test_inductor.py:\d+.*print") as caught:
+        workspace.build(spec(printing))
+    assert len(str(caught.value).splitlines()) == 1
+    built = workspace.build(spec(printing, options={"compiler": "aot_eager", "fullgraph": False}))
+    (found,) = built.facts["graph breaks"]
+    assert "test_inductor.py" in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        ({"dtype": "float64"}, BackendError, "float64"),
+        ({"options": {"compile": "inductor"}}, UsageError, "'compiler'"),
+        ({"options": {"compiler": "aot-eager"}}, UsageError, "'aot_eager'"),
+        ({"options": {"compiler": "aot_eager", "mode": "max-autotune"}}, UsageError, "mode"),
+        ({"options": {"compiler": "aot_eager", "fullgraph": "maybe"}}, UsageError, "fullgraph"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(fields, error, text):
+    with pytest.raises(error, match=text) as caught:
+        InductorBackend().check(spec(conv_net, **fields))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_machine_without_a_compiler_is_told_what_works_without_one(monkeypatch):
+    monkeypatch.setattr("ditto_core.backends.inductor.cxx", lambda: None)
+    with pytest.raises(BackendError, match="aot_eager"):
+        InductorBackend().check(spec(conv_net, options={}))
+    InductorBackend().check(spec(conv_net))

@@ -1,0 +1,54 @@
+"""The table of what backends do is what was measured: in the documentation, and in `ditto doctor`."""
+
+from pathlib import Path
+
+from ditto_core.backends.base import backend_names, get_backend
+from ditto_core.backends.matrix import COLUMNS, PROMISES, cells, markdown, measured, promises_kept, summary
+from ditto_core.cli.doctor import state
+from ditto_core.testing.suite import PROMISES as ALL_PROMISES
+
+PAGE = Path(__file__).parents[2] / "docs/backends.md"
+NAMES = [promise.__name__ for promise in ALL_PROMISES]
+
+
+def test_the_documentation_has_the_measured_table():
+    assert f"<!-- measured: benchmarks/backends.py -->\n{markdown()}\n<!-- end -->" in PAGE.read_text()
+
+
+def test_every_record_is_of_a_registered_backend_and_of_every_promise():
+    assert {"onnxruntime", "openvino"} <= measured().keys()
+    for name, variant in measured().items():
+        assert name.partition(" ")[0] in backend_names()
+        assert list(variant["promises"]) == NAMES
+        assert variant["versions"]
+    assert {name for names in PROMISES.values() for name in names} <= {*NAMES}
+
+
+def test_a_cell_is_yes_only_when_each_of_its_promises_was_kept():
+    record = {
+        "dtypes": ["float32"],
+        "promises": dict.fromkeys(NAMES, "") | {"padding": "padding: wrong", "tap_order": "tap_order: wrong"},
+        "abilities": {"repro": True},
+    }
+    assert cells(record) == {
+        "dtypes": "float32",
+        "taps": "no",
+        "decode": "yes",
+        "padding": "no",
+        "dynamic shapes": "yes",
+        "int8": "no",
+        "localize": "no",
+        "repro": "yes",
+        "observer": "no",
+    }
+    assert promises_kept(record) == f"{len(NAMES) - 2} of {len(NAMES)}"
+    del record["promises"]["decoding"]
+    assert cells(record)["decode"] == "no"
+
+
+def test_doctor_shows_what_a_backend_was_measured_to_do():
+    line = summary("onnxruntime")
+    assert line == f"measured in float32, float16: {', '.join(COLUMNS[1:])}"
+    assert "int8" not in summary("openvino")
+    assert summary("unregistered") == ""
+    assert state(get_backend("onnxruntime")).endswith(f"; {line}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -130,19 +131,25 @@ def served(model):
     environ = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     log = (model / "serve.log").open("w")  # as long as the process
     process = subprocess.Popen(
-        [*command, *settings, "--max-logprobs", "-1", "--enforce-eager"], env=environ, stdout=log, stderr=log
+        [*command, *settings, "--max-logprobs", "-1", "--enforce-eager"],
+        env=environ,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
     address = f"http://127.0.0.1:{port}/v1"
-    for _ in range(240):
+    for _ in range(480):
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/models", timeout=5):
             break
         if process.poll() is not None:
             pytest.fail((model / "serve.log").read_text()[-2000:])
         time.sleep(1)
-    yield address
-    process.terminate()
-    process.wait(60)
-    log.close()
+    try:
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # its engine is a process of its own
+        process.wait()
+        log.close()
 
 
 def test_a_real_server_is_judged_by_its_log_probabilities(workspace, model, served):

@@ -115,6 +115,11 @@ def test_a_site_without_a_place_has_a_reason(tap, reason):
     assert list(report([tap], LLAMA).refused) == [tap.site]
 
 
+def test_a_module_that_serves_several_layers_is_no_place():
+    modules = Modules({"transformer.h.0.mlp.act": "NewGELU"}, {}, ("transformer.h.0.mlp.act",))
+    assert "serves several layers" in place_of(Tap("transformer.h.0.mlp.act", "v"), modules)
+
+
 def test_phi3_keeps_its_joint_projection_under_its_own_name():
     modules = Modules(LLAMA.classes, {"qkv_proj": ("qkv_proj",)})
     assert place_of(Tap("model.layers.0.self_attn.qkv_proj", "v"), modules).value == "model.layers.0.self_attn.qkv_proj"

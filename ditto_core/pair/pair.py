@@ -19,6 +19,7 @@ from ditto_core.pair.pair_options import PairOptions
 from ditto_core.pair.runner import RunFn, Runner
 from ditto_core.pair.sessions import Sessions
 from ditto_core.stepping.floor import Floor
+from ditto_core.stepping.inputs import input_differences
 from ditto_core.stepping.lockstep import Sides, TapReader, lockstep, rows_of, single_step
 from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode
 from ditto_core.system.fingerprint import fingerprint
@@ -135,6 +136,7 @@ class Pair:
 
         towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
         notes = [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
+        notes += input_differences(self.sessions.engine, batch, self.model_config)
         return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:

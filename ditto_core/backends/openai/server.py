@@ -8,6 +8,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,6 +47,17 @@ def served_model(options: OpenAIOptions) -> str:
     if not names:
         raise BackendError(f"{options.url} serves no model")
     return options.model or names[0]
+
+
+def tokenized(options: OpenAIOptions, model: str, text: str) -> list[int] | None:
+    """Return the ids that the server makes of a text by ``/tokenize`` (vLLM, SGLang, llama.cpp); None without it."""
+    root = replace(options, url=options.url.rpartition("/")[0])
+    try:
+        answer = request(root, "/tokenize", {"model": model, "prompt": text, "content": text})
+    except BackendError:
+        return None
+    found = answer.get("tokens") if isinstance(answer, dict) else None
+    return [int(token) for token in found] if isinstance(found, list) else None
 
 
 def next_logprobs(options: OpenAIOptions, model: str, rows: Sequence[Sequence[int]], vocabulary: int) -> torch.Tensor:

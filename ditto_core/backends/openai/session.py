@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ditto_core.backends.openai.openai_options import OpenAIOptions
-from ditto_core.backends.openai.server import next_logprobs, served_model
+from ditto_core.backends.openai.server import next_logprobs, served_model, tokenized
 from ditto_core.backends.packing import prompts
 from ditto_core.backends.served.forcing import LOGITS
 from ditto_core.session import SessionInfo, TapSink
@@ -45,6 +45,14 @@ class OpenAISession:
         new = [row.tolist() for row in prompts(ids, mask[:, -ids.shape[1] :])]
         self._rows = [[*old, *tokens] for old, tokens in zip(self._rows or [[] for _ in new], new, strict=True)]
         return {LOGITS: next_logprobs(self._options, self._model, self._rows, self._vocabulary)}
+
+    def tokens(self, text: str) -> Sequence[int] | None:
+        """Return the ids that the server makes of a text; None where it does not tell."""
+        return tokenized(self._options, self._model, text)
+
+    def settings(self) -> Mapping[str, object]:
+        """Return nothing: a server does not tell its model's configuration."""
+        return {}
 
     def close(self) -> None:
         """Nothing is held open."""

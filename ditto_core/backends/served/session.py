@@ -31,12 +31,15 @@ class Rows:
     counts: Sequence[int]
 
     def sorted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor [tokens, …] or [rows, …] with the rows in the caller's order; padding behind it is cut."""
+        """Return a tensor [tokens, …] or [rows, …] with the rows in the caller's order; padding behind it is cut.
+
+        Any other tensor is returned as it is.
+        """
         places = sorted(range(len(self.order)), key=self.order.__getitem__)
         if tensor.shape[0] >= sum(self.counts):
             pieces = torch.split(tensor[: sum(self.counts)], list(self.counts))
             return torch.cat([pieces[place] for place in places])
-        return tensor[: len(self.order)][places]
+        return tensor[places] if tensor.shape[0] == len(self.order) else tensor
 
 
 class ServedSession:

@@ -23,6 +23,8 @@ def place_of(tap: Tap, modules: Modules) -> Place | str:
         return Place(found[0], port) if len(found) == 1 else "vLLM has no attention module there"
     if port not in ("", "in"):
         return f"{port!r} is inside the attention kernel, which shows none of its tensors"
+    if path in modules.shared:
+        return "one module of vLLM serves several layers there"
     if path in modules.classes:
         return unlike(tap, modules.classes[path]) or Place(path, port)
     return joint(path, port, modules) or absent(path)

@@ -6,9 +6,11 @@ import gc
 import importlib
 import json
 import os
+import weakref
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,10 +35,14 @@ ATTENTION = "Attention"
 
 @dataclass(frozen=True)
 class Modules:
-    """What ran in one pass: modules by path, with their classes, and which joint module holds which others."""
+    """What ran in one pass: modules by path, with their classes, and which joint module holds which others.
+
+    ``shared`` are paths of modules that ran several times in it: one module that serves several layers.
+    """
 
     classes: Mapping[str, str]
     packed: Mapping[str, tuple[str, ...]]
+    shared: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
@@ -76,9 +82,17 @@ def start(spec: EngineSpec, model: str, tapped: bool) -> Any:
     }
     with environment({name: os.environ.get(name, value) for name, value in VARIABLES.items()}):
         try:
-            return importlib.import_module("vllm").LLM(model, **{**settings, **options.engine})
+            llm = importlib.import_module("vllm").LLM(model, **{**settings, **options.engine})
         except Exception as error:  # vLLM raises what its parts raise
             raise BackendError(f"vLLM does not serve {spec.model.label}: {first_line(error)}") from error
+    running().add(llm)
+    return llm
+
+
+@cache
+def running() -> weakref.WeakSet[Any]:
+    """Return the engines of this process: vLLM's parallel groups are the process's, and so are their users."""
+    return weakref.WeakSet()
 
 
 def positions(model: str) -> int:
@@ -109,9 +123,11 @@ def explore(llm: Any) -> Modules:
     """Run one short prompt and return the modules that ran."""
     module: nn.Module = runner_of(llm).model
     classes: dict[str, str] = {}
+    runs: Counter[str] = Counter()
 
     def note(path: str, each: nn.Module, args: Any, output: Any) -> None:
         classes[path] = type(each).__name__
+        runs[path] += 1
 
     handles = [each.register_forward_hook(partial(note, path)) for path, each in module.named_modules() if path]
     try:
@@ -120,15 +136,20 @@ def explore(llm: Any) -> Modules:
         for handle in handles:
             handle.remove()
     packed = getattr(module, "packed_modules_mapping", None) or {}
-    return Modules(classes, {name: tuple(parts) for name, parts in packed.items()})
+    shared = tuple(path for path, count in runs.items() if count > 1)
+    return Modules(classes, {name: tuple(parts) for name, parts in packed.items()}, shared)
 
 
 def stop(llm: Any) -> None:
-    """Stop an engine and release what it holds, but for the process's parallel groups.
+    """Stop an engine and release what it holds. The last one takes the process's parallel groups with it.
 
-    vLLM's own shutdown destroys these, and with them any other engine of the process.
+    vLLM's own shutdown destroys these always, and with them any other engine of the process.
     """
     client = llm.llm_engine.engine_core
+    running().discard(llm)
+    if not running():
+        client.shutdown()
+        return
     core = client.engine_core
     finalizer = getattr(client, "_finalizer", None)
     if finalizer is not None:  # it would call that shutdown when the client is collected

@@ -21,6 +21,10 @@ from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
 SERVER = Server("vLLM", HEAD)
+SETTINGS = (
+    *("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings", "sliding_window", "layer_types"),
+    *("rms_norm_eps", "hidden_act", "bos_token_id", "eos_token_id", "tie_word_embeddings", "num_hidden_layers"),
+)
 QUERIES = ("q_rope", CONTEXT)
 
 
@@ -47,6 +51,14 @@ class VllmSession(ServedSession):
         self.start(0)
         self._capture.remove()
         serving.stop(self._llm)
+
+    def tokens(self, text: str) -> None:
+        """Return nothing: this engine is given ids and has no tokenizer."""
+
+    def settings(self) -> dict[str, object]:
+        """Return what vLLM took from the model's configuration (``engine.hf_overrides`` may change it)."""
+        config = self._llm.llm_engine.model_config.hf_text_config
+        return {name: getattr(config, name) for name in SETTINGS if hasattr(config, name)}
 
     def _begin(self, rows: list[torch.Tensor], room: int) -> Callable[[], Any]:
         engine, settings, self._first = self._llm.llm_engine, serving.sampling(room), True

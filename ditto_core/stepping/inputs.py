@@ -1,0 +1,37 @@
+"""Inputs before tensors: what a server makes of a prompt, and which settings it took, against the reference's.
+
+A prompt without its BOS or another RoPE base shows in every layer: it is said before any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ditto_core.compare.text import INPUTS_DIFFER
+from ditto_core.session import ReadsInputs, Session
+from ditto_core.stepping.prompts import TokenBatch
+
+
+def input_differences(session: Session, batch: TokenBatch, config: Any) -> Iterator[str]:
+    """Yield a line for each text that the server reads as other ids, and each setting that is not the reference's.
+
+    ``config`` is the reference's model configuration. A session that is not a server's has none.
+    """
+    if not isinstance(session, ReadsInputs):
+        return
+    for row, text in enumerate(batch.texts):
+        theirs = session.tokens(text) if text else None
+        ours = batch.input_ids[row][batch.mask[row].bool()].tolist()
+        if theirs is not None and list(theirs) != ours:
+            yield f"{INPUTS_DIFFER}: {text[:40]!r} is {shown(theirs)} for the engine, {shown(ours)} for the reference"
+    for name, value in session.settings().items():
+        expected = getattr(config, name, value)
+        if expected != value:
+            yield f"{INPUTS_DIFFER}: {name} is {value!r} in the engine, {expected!r} in the reference"
+
+
+def shown(ids: Any) -> str:
+    """Return the first ids, and how many there are."""
+    listed = ", ".join(map(str, list(ids)[:6]))
+    return f"[{listed}{', …' if len(ids) > 6 else ''}] ({len(ids)} tokens)"

@@ -81,8 +81,8 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
 def load_as_stored(source: ModelSource, implementation: str) -> LoadedModel | None:
     """Load a large checkpoint in its own half precision, which is all that its export reads; None for others.
 
-    Of states of fixed size (see :mod:`~ditto_core.model.states`), and of what an encoder-decoder carries, it is measured
-    in float32 what they are: None too.
+    What states of fixed size (see :mod:`~ditto_core.model.states`) and an encoder-decoder's are is measured in float32:
+    None too.
     """
     directory = None if source.factory else locate(source)
     dtype = stored_dtype(directory) if directory and weights_size(directory) > LARGE else None

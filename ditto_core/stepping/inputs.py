@@ -10,15 +10,15 @@ from typing import Any
 
 from ditto_core.compare.text import INPUTS_DIFFER
 from ditto_core.session import ReadsInputs, Session
-from ditto_core.stepping.prompts import TokenBatch
+from ditto_core.stepping.prompts import SourceBatch, TokenBatch
 
 
-def input_differences(session: Session, batch: TokenBatch, config: Any) -> Iterator[str]:
+def input_differences(session: Session, batch: TokenBatch | SourceBatch, config: Any) -> Iterator[str]:
     """Yield a line for each text that the server reads as other ids, and each setting that is not the reference's.
 
     ``config`` is the reference's model configuration. A session that is not a server's has none.
     """
-    if not isinstance(session, ReadsInputs):
+    if not isinstance(session, ReadsInputs) or not isinstance(batch, TokenBatch):
         return
     for row, text in enumerate(batch.texts):
         theirs = session.tokens(text) if text else None

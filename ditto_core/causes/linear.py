@@ -19,8 +19,10 @@ LARGEST_PERMUTATION = 8192
 def linear(evidence: Evidence) -> Cause | None:
     """Explain a linear layer's output from its captured input; other sites are ignored."""
     weight, x = weight_of(evidence.module), layer_input(evidence)
-    if evidence.port or weight is None or x is None or x.shape[-1] != weight.shape[1]:
+    if evidence.port or weight is None or x is None:
         return None
+    if (evidence.expected.shape[-1], x.shape[-1]) != weight.shape:
+        return None  # a norm over two axes has a matrix too
     if not evidence.reproduces(apply(evidence, weight)):
         return None
     return first_cause(evidence, RULES)

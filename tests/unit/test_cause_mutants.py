@@ -95,8 +95,9 @@ def test_a_slice_gives_what_the_model_gives(model):
             "first is transposed",
         ),
         (lambda x: 1.0123 * (block(x) - x) + x, "fits", "multiplied by 1.0123"),
+        (lambda x: ROOT.gain * ROOT.gain + x, "operations", "takes its second operand twice"),
     ],
-    ids=["constant", "residual", "other weight", "transposed", "factor"],
+    ids=["constant", "residual", "other weight", "transposed", "factor", "operand"],
 )
 def test_a_fault_is_named_in_the_models_words(engine, family, said):
     cause, note = cause_of(sliced(block, engine))

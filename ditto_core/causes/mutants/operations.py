@@ -23,7 +23,7 @@ from ditto_core.causes.mutants.base import (
     split,
     with_argument,
 )
-from ditto_core.causes.slices import Slice, Values
+from ditto_core.causes.slices import Edit, Slice, Values
 
 Sibling = tuple[str, Callable[..., Any]]
 MOVING = frozenset(("site", "view", "reshape", "to", "contiguous", "clone", "transpose", "__getitem__", "expand"))
@@ -172,12 +172,21 @@ def other_order(part: Slice, i: int) -> Iterator[Mutant]:
         assert func is not None
         swap = instead(lambda a, b, func=func: func(b, a))
         yield Mutant(f"the operands of {what} are exchanged", 2, "operations", "operation differs", {i: swap})
+    if len(node.args) == 2 == len(operands(part, i)):
+        for k, name in enumerate(("first", "second")):
+            text = f"{what} takes its {name} operand twice"
+            yield Mutant(text, 2.5, "operations", "operation differs", {i: twice(k)})
     if node.name in ("cat", "stack"):
         parts = with_argument(0, lambda tensors: list(tensors)[::-1])
         yield Mutant(f"the parts of {what} come in reverse", 2, "operations", "operation differs", {i: parts})
     if node.name in ("chunk", "split"):
         reverse = changed(lambda tensors: tensors[::-1])
         yield Mutant(f"the parts of {what} come in reverse", 2, "operations", "operation differs", {i: reverse})
+
+
+def twice(k: int) -> Edit:
+    """Compute a node of two operands from one of them alone."""
+    return lambda part, values, i: with_argument(1 - k, part.arguments(i, values)[0][k])(part, values, i)
 
 
 def swapped_lines(part: Slice) -> Iterator[Mutant]:

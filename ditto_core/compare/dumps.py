@@ -163,8 +163,9 @@ def packing(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """Say that one of two tensors may be packed, [tokens, …] or [1, tokens, …], and the other [batch, length, …]."""
     short, long = sorted((actual, expected), key=lambda tensor: tensor.dim())
     flat = short[0] if short.dim() == long.dim() and short.shape[:1] == (1,) else short
-    same = long.dim() > 2 and flat.dim() == long.dim() - 1 and flat.shape[1:] == long.shape[2:]
-    if not same or flat.shape[0] > long.shape[0] * long.shape[1]:
+    by_token = long.dim() > 2 or not long.is_floating_point()  # hidden states and logits, or token ids
+    same = 0 < flat.dim() == long.dim() - 1 and flat.shape[1:] == long.shape[2:]
+    if not (by_token and same) or flat.shape[0] > long.shape[0] * long.shape[1]:
         return ""
     return ": packed tokens against padded rows, give the name map a `padding` (lengths of the prompts, or a mask)"
 

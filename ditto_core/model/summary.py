@@ -71,6 +71,8 @@ def axes_of(shape: Sequence[int], token: Sequence[int], total: int) -> tuple[str
         return tuple(names)
     names[0] = BATCH
     places = [i for i in (1, 2) if total and i < len(shape) and shape[i] == token[1]]
+    if len(shape) == 4 and total in shape[2:]:  # [batch, head, total, size] and [batch, head, length, total]
+        places = [i for i in places if i == 2 and shape[2] != total]
     place = places[0] if places and (len(shape) < 4 or len(places) == 1) else 0  # as many heads as tokens: either
     if place:
         names[place] = LENGTH

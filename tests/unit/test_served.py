@@ -150,6 +150,22 @@ def test_without_vllm_the_error_says_how_to_get_it(monkeypatch):
         VllmBackend().raw_taps("fx:mm", "x")
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((2, 3, 8, 64), ("batch", "head", "total", "")),  # keys of three heads, three new tokens of eight
+        ((2, 3, 3, 8), ("batch", "head", "length", "total")),
+        ((2, 3, 3, 64), ("batch", "", "", "")),  # heads or tokens first: it cannot be told
+        ((2, 4, 3, 64), ("batch", "head", "length", "")),
+        ((2, 3, 64), ("batch", "length", "")),
+    ],
+)
+def test_as_many_heads_as_tokens_are_not_taken_for_tokens(shape, axes):
+    from ditto_core.model.summary import axes_of
+
+    assert axes_of(shape, (2, 3), 8) == axes
+
+
 class StandInServer:
     """Reads every text with a BOS before it, and took a RoPE base of its own."""
 

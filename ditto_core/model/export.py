@@ -152,7 +152,7 @@ def export(
 def _export(
     model: LoadedModel,
     directory: Path,
-    readers: Mapping[str, Reader],
+    readers: Mapping[int, Reader],
     opset: int,
     named: Sequence[tuple[str, int, str]],
     operators: bool,
@@ -178,7 +178,7 @@ def _export(
                 custom_translation_table={torch.ops.aten._is_all_true.default: all_true},
             )
             assert onnx_program is not None
-            give_weights(onnx_program.model, readers, "module.")
+            give_weights(onnx_program.model, readers)
             onnx_program.optimize()
         except Exception as error:
             raise BuildError(export_failure(model.label, error, program)) from error

@@ -27,32 +27,36 @@ Reader = Callable[[], torch.Tensor]
 
 
 @contextmanager
-def hollow(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Reader]]:
-    """Give a module ``dtype`` for a while, its large weights as zeros; yield what reads those, by their full names.
+def hollow(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[int, Reader]]:
+    """Give a module ``dtype`` for a while, its large weights as zeros; yield what reads those, by the zeros' address.
+
+    A weight's name in the graph may be another than in the module: that of a site where it passes by.
 
     Floating parameters and persistent buffers are cast. Non-persistent buffers stay: transformers computes rotary
     frequencies in float32 whatever the weights are.
     """
     true: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    readers: dict[str, Reader] = {}
-    for name, tensor in weights(module).items():
-        data = true.setdefault(id(tensor), (tensor, tensor.data))[1]
-        if data.numel() >= LARGE and data.is_contiguous():
-            readers[name] = partial(data.to, dtype)
+    readers: dict[int, Reader] = {}
     try:
-        for name, tensor in weights(module).items():
-            tensor.data = zeros(tensor.shape, dtype) if name in readers else tensor.data.to(dtype)
+        for tensor in weights(module):
+            data = tensor.data
+            true[id(tensor)] = tensor, data
+            if data.numel() >= LARGE and data.is_contiguous():
+                tensor.data = zeros(data.shape, dtype)
+                readers[tensor.data_ptr()] = partial(data.to, dtype)
+            else:
+                tensor.data = data.to(dtype)
         yield readers
     finally:
         for tensor, data in true.values():
             tensor.data = data
 
 
-def weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the floating parameters and persistent buffers of a module, a shared one under each of its names."""
+def weights(module: nn.Module) -> list[torch.Tensor]:
+    """Return the floating parameters and persistent buffers of a module, each once."""
     state: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
-    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return {name: tensor for name, tensor in named if name in state and tensor.is_floating_point()}
+    buffers = [buffer for name, buffer in module.named_buffers() if name in state]
+    return [tensor for tensor in (*module.parameters(), *buffers) if tensor.is_floating_point()]
 
 
 def zeros(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -60,18 +64,19 @@ def zeros(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def give_weights(model: onnx_ir.Model, readers: Mapping[str, Reader], prefix: str) -> None:
-    """Let a graph's initializers read the true weights. ``prefix`` stands before their names in the graph.
+def give_weights(model: onnx_ir.Model, readers: Mapping[int, Reader]) -> None:
+    """Let a graph's initializers read the true weights, which ``readers`` has by the address of the zeros.
 
     A transposed weight, which the exporter would compute and keep, becomes an initializer that is read transposed.
     """
     from onnx_ir.passes.common import InlinePass
 
     InlinePass()(model)  # linear's transpose stands in a function
-    graph = model.graph
-    for name, value in list(graph.initializers.items()):
-        if (read := readers.get(name.removeprefix(prefix))) is not None and value.const_value is not None:
-            value.const_value = lazy(read, value.const_value, range(len(value.const_value.shape)))
+    for value in list(model.graph.initializers.values()):
+        held: Any = value.const_value
+        read = readers.get(held.raw.data_ptr()) if isinstance(getattr(held, "raw", None), torch.Tensor) else None
+        if read is not None:
+            value.const_value = lazy(read, held, range(len(held.shape)))
             users = list(value.consumers())
             if len(users) == 1 and users[0].op_type == "Transpose":  # of a tied weight there would be two copies
                 transpose(users[0], read)

@@ -1,13 +1,18 @@
 """A large checkpoint is exported from its own half precision, and the graph is that of the float32 model."""
 
+from contextlib import closing
+
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.workspace import Workspace
 from ditto_core.graphs.files import read_graph, read_initializer
 from ditto_core.model import loading
 from ditto_core.model.loading import load_as_stored, tiny_decoder
+from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec, ModelSource
 
 
@@ -36,3 +41,14 @@ def test_a_checkpoint_of_several_dtypes_is_loaded_in_float32(tmp_path, monkeypat
     model.model.norm.float()
     model.save_pretrained(tmp_path)
     assert load_as_stored(ModelSource(str(tmp_path)), "eager") is None
+
+
+def normed_convolution():
+    """Its weight passes a module of its own, so that in the graph it has the name of a site."""
+    torch.manual_seed(0)
+    return nn.Sequential(weight_norm(nn.Conv1d(32, 32, 4)), nn.ReLU()), {"input": torch.randn(2, 32, 9)}
+
+
+def test_a_weight_that_is_a_site_keeps_its_numbers(tmp_path):
+    with closing(Pair(Workspace(Cache(tmp_path)), EngineSpec.of(normed_convolution))) as pair:
+        pair.run().assert_close()

@@ -58,6 +58,7 @@ def compare_engine(
         spec = EngineSpec.of(source(model), **_backend(str(engine)), **settings)
     else:
         spec = replace(built.spec, model=ModelSource.of(source(model)))  # a folder knows a module's name only
+        built = replace(built, spec=spec)
     pair = Pair(workspace, spec, options, built)
     try:
         if pair.sessions.model.decoder:

@@ -125,9 +125,10 @@ def test_logits_that_a_caller_keeps_are_not_overwritten(session):
         assert torch.equal(tensor, copy)
 
 
-def test_a_state_of_fixed_size_begins_with_zeros(session):
+def test_a_state_of_fixed_size_begins_with_zeros(session, monkeypatch):
     window = replace(session.manifest.inputs[-1], name="past_key_values.0.conv", shape=("batch", 4096, 3))
-    session.manifest = replace(session.manifest, inputs=(window,))
+    monkeypatch.setattr(session, "manifest", replace(session.manifest, inputs=(window,)))
+    monkeypatch.setattr(session, "_past", {})
     session.start(2)
     assert torch.equal(session.past["past_key_values.0.conv"].float().cpu(), torch.zeros(2, 4096, 3))
 

@@ -33,7 +33,10 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the map and the faults here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:
-    """Align an engine file with its model, or with an ONNX file that is right, by value; name its faults."""
+    """Align an engine file with its model or a file.
+
+    By value; names its faults. A file in the model's place is an ONNX file that is right.
+    """
     from ditto_core.align.aligning import concluded, study
     from ditto_core.align.alignment import summary
     from ditto_core.align.file import OnnxFile

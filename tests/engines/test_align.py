@@ -199,9 +199,9 @@ def test_quantized_weights_are_found_by_value_and_cost_two_numbers(llama, llama_
 
 
 def test_an_output_that_the_file_lacks_is_absent_and_no_fault(bert_file, tmp_path):
-    from onnx.utils import extract_model
-
-    extract_model(str(bert_file), str(tmp_path / "model.onnx"), ["input_ids", "attention_mask"], ["last_hidden_state"])
+    whole = read_model(bert_file)  # onnx's own reader refuses weights that the cache links
+    part = onnx.utils.Extractor(whole).extract_model(["input_ids", "attention_mask"], ["last_hidden_state"])
+    onnx.save(part, str(tmp_path / "model.onnx"))
     seen = study(load_model(BERT), OnnxFile(tmp_path / "model.onnx"))
     found = concluded(seen)
     assert "pooler_output" in found.absent

@@ -48,7 +48,8 @@ def test_three_workers_of_which_one_is_killed_give_the_bits_of_one_process(clust
     assert [r.to_json() for r in result.records] == [r.to_json() for r in alone.records]
     assert [v.to_json() for v in result.verdicts] == [v.to_json() for v in alone.verdicts]
 
-    allowed = Tolerance.of({"logits": {"metric": "kl_mean", "bound": 0.05}})
+    bounds = {"kl_mean": 0.05, "top1_disagreement": 0.2}  # of 12 positions one may differ
+    allowed = Tolerance.of({"logits": [{"metric": metric, "bound": bound} for metric, bound in bounds.items()]})
     work = Calibration.of(gate, "lm_head", workspace, allowed)  # on the same cluster: its workers are slow to start
     few = gate.suite.first(4)
     run = on_cluster(cluster.scheduler_address)

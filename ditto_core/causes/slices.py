@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ditto_core.causes.tape import Node, Ref, Tape
-from ditto_core.stepping.comparer import is_mask
+from ditto_core.compare.masks import is_mask
 
 Values = list[Any]
 """Results by node."""

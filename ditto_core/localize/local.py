@@ -10,6 +10,7 @@ import torch
 
 from ditto_core.backends.eager import HIGHER
 from ditto_core.compare.blame import LocalResult
+from ditto_core.compare.masks import as_masks, is_mask
 from ditto_core.compare.metrics import Metrics, measure
 from ditto_core.compare.tolerance import EPSILON, widened
 from ditto_core.errors import first_line
@@ -18,7 +19,6 @@ from ditto_core.localize.replay import Replay
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.states import state_of
 from ditto_core.sites import Tap
-from ditto_core.stepping.comparer import as_masks, is_mask
 from ditto_core.stepping.prompts import valid_elements
 
 FACTORS: Mapping[str, float] = {"float64": 6.0, "float32": 6.0, "float16": 4.0, "bfloat16": 4.0}

@@ -16,13 +16,13 @@ import torch
 
 from ditto_core.backends.eager import widened
 from ditto_core.causes.tape import Tape
+from ditto_core.compare.masks import as_masks, is_mask
 from ditto_core.errors import RunError, first_line
 from ditto_core.model import states
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
 from ditto_core.model.recorder import Recorder, named_by_code
 from ditto_core.sites import Tap, final_site, is_operator
-from ditto_core.stepping.comparer import as_masks, is_mask
 from ditto_core.system.ieee import exact_float32
 
 OnValue = Callable[[Tap, torch.Tensor], None]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ditto_core.compare.masks import is_mask
 from ditto_core.errors import UsageError
 from ditto_core.sites import Tap
-from ditto_core.stepping.comparer import is_mask
 
 if TYPE_CHECKING:
     from ditto_core.session import Session

@@ -1,61 +1,31 @@
-"""Compares the taps of one step as they arrive, and keeps what a run has found; each tensor is dropped at once."""
+"""Compares the taps of one step as they arrive; each tensor is dropped at once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
 from ditto_core.compare.judging import UNTAPPED, output_names
+from ditto_core.compare.masks import as_masks, is_mask
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.requested import measure_requested
-from ditto_core.compare.result import ObserverEffect, SiteResult
+from ditto_core.compare.result import SiteResult
 from ditto_core.compare.row import RowError
 from ditto_core.compare.rows import SMALL, row_errors, worst_row
-from ditto_core.compare.tokens import Flip, LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
+from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
 from ditto_core.compare.tolerance import EPSILON, INTEGERS, TABLE, Tolerance
 from ditto_core.compare.ulp import coarser
 from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.model.forward import DECODED
 from ditto_core.sites import Tap, is_operator
 from ditto_core.spec import DTYPES
-from ditto_core.stepping.floor import Floor, Noise
+from ditto_core.stepping.floor import Noise
+from ditto_core.stepping.measured import Elementwise, Measured
 from ditto_core.stepping.prompts import valid_elements
 from ditto_core.stepping.ties import is_class_map, without_ties
-
-
-@dataclass(frozen=True)
-class Elementwise:
-    """What counts as a mismatched element where no rule says so; None: the dtype's usual tolerance."""
-
-    rtol: float | None = None
-    atol: float | None = None
-    equal_nan: bool = False
-
-
-@dataclass
-class Measured:
-    """What a run has measured so far."""
-
-    results: list[SiteResult] = field(default_factory=list)
-    logits: list[LogitsMetrics] = field(default_factory=list)
-    flips: dict[int, tuple[Flip, ...]] = field(default_factory=dict)
-    """Where the two sides choose another token, by step; the index of each is the row."""
-    floor: Floor = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    observer: ObserverEffect | None = None
-    engine_tokens: list[list[int]] = field(default_factory=list)
-    reference_tokens: list[list[int]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    random: set[str] = field(default_factory=set)
-    """Sites at which the reference does not repeat itself."""
-
-    def note(self, text: str) -> None:
-        """Add what the user should know, once."""
-        if text not in self.notes:
-            self.notes.append(text)
 
 
 class Comparer:
@@ -77,13 +47,13 @@ class Comparer:
         dtype: str = "",
         *,
         generated: bool = True,
-        elementwise: Elementwise = Elementwise(),
+        elementwise: Elementwise | None = None,
         axes: Mapping[str, tuple[str, ...]] | None = None,
         every_token: bool = False,
     ) -> None:
         self._every_token = every_token
         self._axes = axes or {}
-        self._elementwise = elementwise
+        self._elementwise = elementwise or Elementwise()
         self._tolerance = tolerance
         self._dtype = dtype
         self._taps = {tap.site: (i, tap) for i, tap in enumerate(taps)}
@@ -415,32 +385,3 @@ def name_of(dtype: torch.dtype) -> str:
 def last_logits(logits: torch.Tensor) -> torch.Tensor:
     """Return each row's logits: those of the last token of [batch, length, vocab], all of [batch, classes]."""
     return logits[:, -1] if logits.dim() == 3 else logits
-
-
-def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what two additive attention masks hide, as bool, for engines hide with other numbers than the reference.
-
-    One whose numbers are too weak shows in the attention's weights. Where the engine's tensor is no mask (NaN, a number
-    above 0) both come back as they are. In attention scores [batch, head, length, total] with a mask added, what both
-    sides hide is 0.
-    """
-    if expected.ndim != 4 or not expected.is_floating_point() or expected.itemsize == 1 or not expected.numel():
-        return actual, expected
-    if is_mask(expected) and bool((actual <= 0).all()):
-        return actual < 0, expected < 0
-    if not bool(is_hidden(expected).any()) or actual.shape != expected.shape or not actual.is_floating_point():
-        return actual, expected
-    hidden = is_hidden(expected) & is_hidden(actual).to(expected.device)
-    return actual.masked_fill(hidden.to(actual.device), 0), expected.masked_fill(hidden, 0)
-
-
-def is_hidden(scores: torch.Tensor) -> torch.Tensor:
-    """Tell which floating numbers an additive mask made: about the dtype's most negative one, or -inf."""
-    return scores <= torch.finfo(scores.dtype).min / 2
-
-
-def is_mask(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is an additive attention mask: zeros and the dtype's most negative number only."""
-    if not tensor.is_floating_point() or tensor.itemsize == 1 or tensor.ndim != 4 or not tensor.numel():
-        return False
-    return bool(((tensor == 0) | is_hidden(tensor)).all())

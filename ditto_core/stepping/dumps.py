@@ -17,8 +17,9 @@ from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.stepping.comparer import Comparer, Elementwise, Measured, judged_dtype, name_of
+from ditto_core.stepping.comparer import Comparer, judged_dtype, name_of
 from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor
+from ditto_core.stepping.measured import Elementwise, Measured
 from ditto_core.system.receipt import make_receipt
 
 LOGITS = ("output:logits", "logits", "lm_head")

@@ -19,8 +19,9 @@ from ditto_core.errors import RunError
 from ditto_core.model.forward import DECODED
 from ditto_core.session import Session, Staged, TapSink
 from ditto_core.sites import final_site
-from ditto_core.stepping.comparer import Comparer, Measured
+from ditto_core.stepping.comparer import Comparer
 from ditto_core.stepping.floor import Floor
+from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.prompts import SourceBatch, TokenBatch, greedy
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import SelectorError, TraceError
 from ditto_core.session import KernelProperty
 from ditto_core.sites import Tap
-from ditto_core.stepping.comparer import Comparer, Measured
+from ditto_core.stepping.comparer import Comparer
 from ditto_core.stepping.lockstep import observe
+from ditto_core.stepping.measured import Measured
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
 DOWN, BLOCK, ROPE = "model.layers.0.mlp.down_proj", "model.layers.0", "model.layers.0.self_attn:q_rope"

@@ -13,8 +13,8 @@ from ditto_core.compare.tolerance import EPSILON, TABLE, Tolerance
 from ditto_core.compare.ulp import spacing
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, UNJUDGED, WITHIN
 from ditto_core.sites import Tap
-from ditto_core.stepping.comparer import Measured
 from ditto_core.stepping.lockstep import Sides, noise_of, token_results
+from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.prompts import TokenBatch
 
 

@@ -26,8 +26,9 @@ from ditto_core.errors import UsageError
 from ditto_core.report.schema import comparison_schema
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.stepping.comparer import Comparer, Measured
+from ditto_core.stepping.comparer import Comparer
 from ditto_core.stepping.dumps import compare_offline
+from ditto_core.stepping.measured import Measured
 
 RANDOM = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ import torch
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.mutants.base import Edits, Model, Mutant, changed, is_float, place_of
 from ditto_core.causes.slices import Edit, Slice, Values
-from ditto_core.stepping.comparer import is_mask
+from ditto_core.compare.masks import is_mask
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.mutants.base import Model, Mutant, changed, is_float, output_or_place, place_of
 from ditto_core.causes.slices import Slice, Values
-from ditto_core.stepping.comparer import is_mask
+from ditto_core.compare.masks import is_mask
 
 NEAR = 16
 """Captured tensors that are tried in the place of one."""

@@ -56,7 +56,7 @@ def test_run_without_comparisons_says_so(project):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("htm:x.html", "expected KIND:PATH, the kind one of html, json, markdown; did you mean 'html'?"),
+        ("htm:x.html", "expected KIND:PATH, the kind one of history, html, json, markdown; did you mean 'html'?"),
         ("x.html", "expected KIND:PATH"),
         ("html:", "expected KIND:PATH"),
         ("html:.", "expected a file: * is a folder"),

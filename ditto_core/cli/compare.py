@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from ditto_core.compare.tolerance import Tolerance
 
 
+DTYPE_HELP = (
+    "The engine's dtype, whose bounds count where no rule does [default: the dump's]; of a quantized one (int8, "
+    "int4 …) the logits are judged."
+)
+
+
 def command(
     actual: Annotated[Path, typer.Argument(help="The engine's dump: our trace, or that of another tool.")],
     expected: Annotated[Path, typer.Argument(help="The reference's dump.")],
@@ -31,13 +37,7 @@ def command(
     calibrate: Annotated[
         Path | None, typer.Option(help="Write twice the measured errors as rules to this file, for review.")
     ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="The engine's dtype, whose bounds count where no rule does [default: the dump's]; of a quantized one "
-            "(int8, int4 …) the logits are judged."
-        ),
-    ] = "",
+    dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "",
     rank: Annotated[str | None, typer.Option(help="tllm_debug: a rank's number or place, such as PP_0/TP_1.")] = None,
     runner: Annotated[str | None, typer.Option(help="Polygraphy: a runner's name or its beginning.")] = None,
     etrecord: Annotated[Path | None, typer.Option(help="ETDump: the ETRecord, if it is not beside it.")] = None,

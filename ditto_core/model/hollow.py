@@ -8,7 +8,7 @@ the true one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+
+from ditto_core.errors import BuildError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -68,18 +70,40 @@ def give_weights(model: onnx_ir.Model, readers: Mapping[int, Reader]) -> None:
     """Let a graph's initializers read the true weights, which ``readers`` has by the address of the zeros.
 
     A transposed weight, which the exporter would compute and keep, becomes an initializer that is read transposed.
+    Raises :class:`BuildError` where the zeros of a weight are left: two engines built from them would agree.
     """
     from onnx_ir.passes.common import InlinePass
 
     InlinePass()(model)  # linear's transpose stands in a function
+    used: set[int] = set()
     for value in list(model.graph.initializers.values()):
         held: Any = value.const_value
-        read = readers.get(held.raw.data_ptr()) if isinstance(getattr(held, "raw", None), torch.Tensor) else None
-        if read is not None:
+        address = held.raw.data_ptr() if isinstance(getattr(held, "raw", None), torch.Tensor) else 0
+        if (read := readers.get(address)) is not None:
+            used.add(address)
             value.const_value = lazy(read, held, range(len(held.shape)))
             users = list(value.consumers())
             if len(users) == 1 and users[0].op_type == "Transpose":  # of a tied weight there would be two copies
                 transpose(users[0], read)
+    refuse_zeros(model, [readers[address] for address in readers if address not in used])
+
+
+def refuse_zeros(model: onnx_ir.Model, unused: Sequence[Reader]) -> None:
+    """Raise :class:`BuildError` when the graph holds zeros as large as a weight that nothing in it reads."""
+    import onnx_ir as ir
+
+    sizes = {read().numel() for read in unused}
+    for value in model.graph.initializers.values():
+        held = value.const_value
+        if (
+            held is None
+            or isinstance(held, ir.LazyTensor)
+            or held.size not in sizes
+            or not held.dtype.is_floating_point()
+        ):
+            continue
+        if not held.numpy().astype(np.float32).any():
+            raise BuildError(f"the exporter copied the weight {value.name!r} before its numbers were read")
 
 
 def transpose(node: onnx_ir.Node, read: Reader) -> None:

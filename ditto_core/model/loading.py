@@ -82,14 +82,16 @@ def load_as_stored(source: ModelSource, implementation: str) -> LoadedModel | No
     """Load a large checkpoint in its own half precision, which is all that its export reads; None for others.
 
     What states of fixed size (see :mod:`~ditto_core.model.states`) and an encoder-decoder's are is measured in float32:
-    None too.
+    None too. So for a model that rounds a number of its own to the dtype it is loaded in (Gemma's embedding scale).
     """
     directory = None if source.factory else locate(source)
     dtype = stored_dtype(directory) if directory and weights_size(directory) > LARGE else None
     if dtype not in (torch.float16, torch.bfloat16):
         return None
     model = load_model(source, dtype, implementation)
-    return None if states.has_fixed_states(model.module) or DECODED in model.examples else model
+    stored = persistent_buffers(model.module)
+    rounded = any(b.dtype == dtype for name, b in model.module.named_buffers() if name not in stored)
+    return None if rounded or states.has_fixed_states(model.module) or DECODED in model.examples else model
 
 
 def from_factory(source: ModelSource) -> LoadedModel:

@@ -1,11 +1,8 @@
 """ExecuTorch as an engine: a decoder, a CNN and an encoder pass, a wrong weight is found where it is."""
 
-import copy
 import shutil
-from dataclasses import replace
 
 import pytest
-import torch
 from models import conv_net, many_ids
 
 from ditto_core.backends.executorch import ExecuTorchBackend
@@ -13,11 +10,11 @@ from ditto_core.cache import Cache
 from ditto_core.compare.judging import UNTAPPED
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import BackendError, BuildError, UsageError
-from ditto_core.model.program import trace_program
 from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.session import ShowsCache
 from ditto_core.spec import EngineSpec
+from tests.faults.programs import scaled_in_program
 
 pytest.importorskip("executorch")
 
@@ -58,13 +55,7 @@ def test_a_convolutional_model_agrees_in_xnnpack(workspace):
 
 
 def test_a_wrong_weight_is_found_at_its_site(tmp_path, monkeypatch):
-    def trace_faulty(model, *arguments):
-        module = copy.deepcopy(model.module)
-        with torch.no_grad():
-            module.get_submodule("0").weight.mul_(1.01)
-        return trace_program(replace(model, module=module), *arguments)
-
-    monkeypatch.setattr("ditto_core.model.program.trace_program", trace_faulty)
+    scaled_in_program(monkeypatch, "0", 1.01)
     pair = Pair(Workspace(Cache(tmp_path)), spec(conv_net), PairOptions(isolation="none", observer=False))
     found = pair.run()
     assert not found

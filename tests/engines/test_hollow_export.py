@@ -43,6 +43,13 @@ def test_a_checkpoint_of_several_dtypes_is_loaded_in_float32(tmp_path, monkeypat
     assert load_as_stored(ModelSource(str(tmp_path)), "eager") is None
 
 
+def test_a_model_that_rounds_its_own_numbers_is_loaded_in_float32(tmp_path, monkeypatch):
+    """The square root of 96 is 9.798, in bfloat16 9.8125."""
+    monkeypatch.setattr(loading, "LARGE", 0)
+    tiny_decoder("gemma3", hidden_size=96).to(torch.bfloat16).save_pretrained(tmp_path)
+    assert load_as_stored(ModelSource(str(tmp_path)), "eager") is None
+
+
 def normed_convolution():
     """Its weight passes a module of its own, so that in the graph it has the name of a site."""
     torch.manual_seed(0)

@@ -1,8 +1,5 @@
 """torch.compile as an engine: a decoder and a CNN pass, a wrong weight is found where it is, a graph break is named."""
 
-import copy
-from dataclasses import replace
-
 import pytest
 import torch
 from models import conv_net, many_ids
@@ -11,10 +8,10 @@ from ditto_core.backends.inductor import InductorBackend
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import BackendError, BuildError, UsageError
-from ditto_core.model.program import trace_program
 from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
+from tests.faults.programs import scaled_in_program
 
 PROFILE = {"batch": (1, 2, 4), "length": (1, 5, 16), "past": (0, 8, 32)}
 
@@ -35,13 +32,7 @@ def test_a_padded_batch_agrees_at_every_site_and_step(workspace):
 
 
 def test_a_wrong_weight_is_found_at_its_site(tmp_path, monkeypatch):
-    def trace_faulty(model, *arguments):
-        module = copy.deepcopy(model.module)
-        with torch.no_grad():
-            module.get_submodule("0").weight.mul_(1.01)
-        return trace_program(replace(model, module=module), *arguments)
-
-    monkeypatch.setattr("ditto_core.model.program.trace_program", trace_faulty)
+    scaled_in_program(monkeypatch, "0", 1.01)
     pair = Pair(Workspace(Cache(tmp_path)), spec(conv_net))
     found = pair.run()
     assert not found

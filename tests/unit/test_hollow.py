@@ -1,10 +1,13 @@
 """While a model is traced its weights are zeros; what reads them gives the true ones."""
 
+import onnx_ir as ir
 import pytest
 import torch
+from onnx_ir.tensor_adapters import TorchTensor
 from torch import nn
 
-from ditto_core.model.hollow import LARGE, hollow
+from ditto_core.errors import BuildError
+from ditto_core.model.hollow import LARGE, give_weights, hollow
 
 
 class Tied(nn.Module):
@@ -43,3 +46,21 @@ def test_the_module_has_its_weights_back_whatever_happened():
     assert all(
         torch.equal(after[name], tensor) and after[name].dtype == tensor.dtype for name, tensor in before.items()
     )
+
+
+def graph_with(name, tensor):
+    """A model whose only initializer is a tensor."""
+    value = ir.Value(name=name, const_value=TorchTensor(tensor))
+    graph = ir.Graph([], [], nodes=[], initializers=[value], opset_imports={"": 20})
+    return ir.Model(graph, ir_version=10)
+
+
+def test_zeros_that_were_copied_on_the_way_are_an_error_and_no_engine():
+    """A copy has another address; two engines of it would agree with each other."""
+    module = Tied()
+    with hollow(module, torch.float32) as readers:
+        given = graph_with("weight", module.first.weight.detach())
+        give_weights(given, readers)
+        assert given.graph.initializers["weight"].const_value.numpy().any()
+        with pytest.raises(BuildError, match="'lost'"):
+            give_weights(graph_with("lost", module.first.weight.detach().clone()), readers)

@@ -34,16 +34,31 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+FLAGS = ("frozen=", "slots=", "strict=", "keepends=")
+"""Arguments that no correct program depends on: they only forbid."""
 PATIENCE = 180
 """Seconds until a mutant counts as found: it may never end."""
 
-GATES = ("test_gate_statistics.py", "test_gate_result.py", "test_gate_floor.py")
+GATES = ("test_gate_numbers.py", "test_gate_statistics.py", "test_gate_result.py", "test_gate_floor.py")
 MODULES: dict[str, tuple[str, ...]] = {
-    "compare/verdict.py": ("test_tolerance.py", "test_comparison.py", "test_report_text.py"),
-    "compare/bounds.py": ("test_tolerance.py", "test_rules.py"),
-    "compare/tolerance.py": ("test_tolerance.py", "test_rules.py", "test_comparison.py", "test_judging_numbers.py"),
-    "compare/judging.py": ("test_comparison.py", "test_tolerance.py", "test_one_verdict.py", "test_judging_numbers.py"),
-    "compare/row.py": ("test_rows.py", "test_judging_numbers.py"),
+    "compare/verdict.py": ("test_judging_parts.py", "test_tolerance.py", "test_comparison.py", "test_report_text.py"),
+    "compare/bounds.py": ("test_judging_parts.py", "test_tolerance.py", "test_rules.py"),
+    "compare/tolerance.py": (
+        "test_judging_parts.py",
+        "test_tolerance.py",
+        "test_rules.py",
+        "test_comparison.py",
+        "test_judging_numbers.py",
+    ),
+    "compare/judging.py": (
+        "test_judging_results.py",
+        "test_judging_parts.py",
+        "test_comparison.py",
+        "test_tolerance.py",
+        "test_one_verdict.py",
+        "test_judging_numbers.py",
+    ),
+    "compare/row.py": ("test_judging_parts.py", "test_rows.py", "test_judging_numbers.py"),
     "compare/rows.py": ("test_rows.py", "test_judging_numbers.py"),
     "compare/risk.py": ("test_risk.py",),
     "compare/tokens.py": ("test_tokens.py", "test_judging_numbers.py"),
@@ -132,6 +147,8 @@ def mutants(source: str) -> Iterator[Mutant]:
             continue
         (row, start), (_, end) = token.start, token.end
         line = lines[row - 1]
+        if line[:start].endswith(FLAGS) or line[start:].startswith("*,"):
+            continue
         wrong = f"{line[:start]}{new}{line[end:]}"
         yield Mutant(row, wrong.strip(), "".join([*lines[: row - 1], wrong, *lines[row:]]))
 

@@ -46,7 +46,7 @@ def judge(
             r.element,
         )
 
-    judged = [replace(r, verdict=verdict(r), healed=False) for r in results]
+    judged = [replace(r, verdict=verdict(r)) for r in results]
     return tuple(mark_healed(judged, names))
 
 

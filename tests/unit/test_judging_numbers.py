@@ -5,12 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.testing._comparison import default_tolerances
 
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import Flip, measure_logits
 from ditto_core.compare.tolerance import EPSILON, TABLE, Tolerance
 from ditto_core.compare.ulp import spacing
+from ditto_core.compare.ulp import tolerance as elementwise
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, UNJUDGED, WITHIN
 from ditto_core.sites import Tap
 from ditto_core.stepping.lockstep import Sides, noise_of, token_results
@@ -101,3 +103,21 @@ def test_a_near_tie_is_measured_by_the_noise_of_the_logits_alone(name, gap, ties
     first, second = token_results(Sides(side, side), found, batch, Tolerance(), None)
     assert (first.near_ties, first.flips) == (ties, () if ties else (1,))
     assert (second.near_ties, second.flips) == ((), (2,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32])
+def test_elements_are_as_close_as_torch_testing_asks(dtype):
+    assert elementwise(dtype) == default_tolerances(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "last"), [(torch.int8, 127), (torch.bool, 1), (torch.int64, 2**63 - 1)])
+def test_integers_are_1_apart_everywhere(dtype, last):
+    place = spacing(dtype)
+    assert (place.eps, place.tiny, place.largest, place.ulp(100)) == (0, 1, float(last), 1)
+    assert elementwise(dtype) == (0, 0)
+
+
+def test_an_8_bit_float_may_be_off_by_one_step():
+    """A step at 1 is 2^-3, the smallest number of float8_e4m3fn 2^-9; powers of two alone have no small step."""
+    assert elementwise(torch.float8_e4m3fn) == (2.0**-3, 2.0**-9)
+    assert elementwise(torch.float8_e8m0fnu) == (0, 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ditto_core.compare.row import RowError
-from ditto_core.compare.rows import row_dimensions, row_errors, worst_row
+from ditto_core.compare.rows import BLOCK, row_dimensions, row_errors, usual, worst_row
 
 AXES = ("batch", "length", "")
 
@@ -81,3 +81,40 @@ def test_without_floors_the_worst_row_has_the_largest_error():
     found = worst_row(torch.tensor([0.1, math.inf, 0.2]), None, (1, 3, 5), AXES)
     assert (found.index, found.error, found.floor) == ((0, 1), math.inf, None)
     assert RowError.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False))) == found
+
+
+def test_an_error_of_exactly_1_is_an_error():
+    a, b = torch.zeros(2, 32), torch.zeros(2, 32)
+    a[:, 0], b[:, 0] = torch.tensor([4.0, 5.0]), 4.0
+    errors = row_errors(a, b, ("batch", "width"))
+    assert errors.tolist() == [0, 0.25]
+    assert worst_row(torch.tensor([1.0, 0.5]), torch.tensor([0.5, 0.5]), (2, 32), ("batch", "width")).index == (0,)
+
+
+def test_a_number_that_is_none_on_both_sides_adds_nothing_to_its_rows_size():
+    a, b = torch.zeros(2, 32), torch.zeros(2, 32)
+    a[:, 0] = b[:, 0] = torch.nan
+    a[:, 1], b[:, 1] = 2.5, 2.0
+    assert row_errors(a, b, ("batch", "width")).tolist() == [0.25, 0.25]
+
+
+def test_an_equal_row_is_not_the_worst():
+    found = worst_row(torch.tensor([0.0, 0.005]), torch.tensor([0.01, 0.01]), (2, 32), ("batch", "width"))
+    assert (found.index, found.floor) == ((1,), pytest.approx(0.01))
+
+
+@pytest.mark.parametrize(
+    ("floors", "least"),
+    [([0.03, 0.01, 0.02], 0.02), ([0.0, 0.0, 0.02], 0.02), ([0.0, 0.0, 0.0], 0.0), ([3.0, 0.0, 0.2], 0.2)],
+)
+def test_a_rows_floor_is_at_least_the_median_of_rows_that_have_one(floors, least):
+    """Padding has none. Of an even number the smaller middle one is taken."""
+    assert usual(torch.tensor(floors)) == pytest.approx(least)
+
+
+def test_a_wide_row_is_measured_in_full():
+    """Rows of more elements than are widened at a time."""
+    a = torch.ones(2, BLOCK + 1)
+    b = a.clone()
+    a[1, -1] = 1 + 2.0**10
+    assert row_errors(a, b, ("batch", "width")).tolist() == pytest.approx([0, 2.0**10 / math.sqrt(BLOCK + 1)])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ditto_core.compare.bounds import Rule, is_metric, parse_rules
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge, judge_logits
 from ditto_core.compare.metrics import measure
@@ -234,3 +235,19 @@ def test_calibration_refuses_a_quantized_engine_whose_logits_diverge(tmp_path):
     found = replace(found, logits=(measure_logits(logits.flip(-1), logits, dtype="float32"),))
     with pytest.raises(UsageError, match="not calibrated: the logits diverge, step 0: kl_mean"):
         calibrate([found], tmp_path / "rules.toml")
+
+
+@pytest.mark.parametrize(("percent", "known"), [("100", True), ("99.9", True), ("101", False)])
+def test_a_percentile_is_at_most_100(percent, known):
+    assert is_metric(f"abs_p{percent}") is known
+    assert not is_metric(None)
+
+
+def test_a_rule_of_a_quality_is_a_least_number():
+    (rule,) = parse_rules("x", {"metric": "cosine", "at_least": 0.9})
+    assert (rule.bound, rule.at_least, rule.also) == (0.9, True, False)
+    assert [rule.also for rule in parse_rules("x", [1, 2])] == [False, True]
+    with pytest.raises(UsageError, match="expected 'at_least'"):
+        Rule("x", 0.9, "cosine")
+    with pytest.raises(UsageError, match="expected 'bound'"):
+        Rule("x", 0.9, "max_abs", at_least=True)

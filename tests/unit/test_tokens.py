@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from ditto_core.compare.metrics import ShapeMismatch
-from ditto_core.compare.tokens import LogitsMetrics, matching_prefix, measure_logits, next_tokens, perplexities
+from ditto_core.compare.tokens import (
+    LogitsMetrics,
+    matching_prefix,
+    measure_logits,
+    next_tokens,
+    perplexities,
+    perplexity,
+    quantile,
+)
 from ditto_core.errors import UsageError
 
 
@@ -154,3 +162,43 @@ def test_the_perplexity_of_logits_that_are_nan_is_nan():
     metrics = measure_logits(torch.full((1, 3), math.nan), torch.zeros(1, 3), dtype="float16", targets=targets)
     assert math.isnan(metrics.perplexity_actual)
     assert metrics.perplexity_expected == pytest.approx(3.0)
+
+
+def test_a_single_nan_of_the_engine_is_a_flip_in_its_row_alone():
+    """The reference prefers token 2 in each row; where both sides have a NaN, neither has lost anything."""
+    expected = torch.tensor([[0.0, 1.0, 2.0]] * 3)
+    actual = expected.clone()
+    actual[1, 0] = math.nan
+    actual[2, 0] = expected[2, 0] = math.nan
+    assert [flip.index for flip in measure_logits(actual, expected, dtype="float32").flips] == [(1,)]
+
+
+def test_a_nan_in_the_place_of_a_token_that_nearly_ties_is_no_near_tie():
+    expected = torch.tensor([[0.0, 2.0 - 2**-22, 2.0]])
+    actual = torch.tensor([[0.0, math.nan, 2.0]])
+    (flip,) = measure_logits(actual, expected, dtype="float32").flips
+    assert (flip.near_tie, math.isnan(flip.gap)) == (False, True)
+
+
+def test_an_id_just_beyond_the_vocabulary_does_not_count():
+    logits = torch.zeros(1, 3, 4)
+    assert perplexities(logits, logits, torch.tensor([[3, 4, -100]])) == (pytest.approx(4), pytest.approx(4))
+
+
+@pytest.mark.parametrize(("loss", "known"), [(699.0, True), (700.0, False), (701.0, False)])
+def test_a_perplexity_that_no_float_can_hold_is_infinite(loss, known):
+    assert math.isfinite(perplexity(2 * loss, 2)) is known
+
+
+def test_the_share_of_other_tokens_is_of_all_positions():
+    expected = torch.tensor([[0.0, 1.0]] * 4)
+    actual = expected.clone()
+    actual[2] = torch.tensor([1.0, 0.0])
+    found = measure_logits(actual, expected, dtype="float32")
+    assert (found.top1_disagreement, found.step, found.k) == (0.25, 0, 2)
+    assert measure_logits(torch.ones(1, 9), torch.ones(1, 9), dtype="float32").k == 5
+
+
+def test_a_quantile_is_infinite_only_where_nothing_is_nan():
+    assert quantile([1.0, math.inf], 0.5) == math.inf
+    assert math.isnan(quantile([math.nan, 1.0], 0.5))

@@ -1,0 +1,134 @@
+"""Results of a run judged together: usual floors, names, reasons, what heals, and what a quantized engine lacks."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ditto_core.compare.judging import judge, unjudged
+from ditto_core.compare.metrics import measure
+from ditto_core.compare.result import SiteResult
+from ditto_core.compare.tokens import measure_logits
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, UNJUDGED, WITHIN, decide
+from ditto_core.sites import Tap
+from tests.unit.hand_made import ENGINE, measured
+
+LOGITS = Tap("lm_head", "logits", aliases=("head",))
+
+
+def result(site="x", *, step=0, order=0, error=0.0, floor=1e-3, **fields):
+    """A result of 64 numbers with this rel-L2."""
+    return SiteResult(step, site, order, measured(error), UNJUDGED, floor, **fields)
+
+
+def judged(*results, tolerance=None, taps=()):
+    return judge(results, tolerance or Tolerance(), taps, ENGINE)
+
+
+def test_a_floor_is_at_least_what_is_usual_at_its_site_in_its_phase():
+    """The median of the decoding steps is 0.002; the prefill stands for itself."""
+    floors = {0: 0.02, 1: 0.001, 2: 0.003, 3: 0.002}
+    found = judged(*(result(step=step, floor=floor) for step, floor in floors.items()))
+    assert [r.verdict.bound for r in found] == pytest.approx([0.08, 0.008, 0.012, 0.008])
+
+
+def test_a_result_without_a_floor_says_nothing_of_what_is_usual():
+    bare, known = judged(result(step=1, floor=None), result(step=2, floor=0.01))
+    assert bare.verdict.bound == 1e-2  # the table of float16
+    assert known.verdict.bound == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize("name", ["lm_head", "head", "logits"])
+@pytest.mark.parametrize("site", ["lm_head", "logits:untapped"])
+def test_a_rule_means_an_output_by_each_of_its_names(site, name):
+    """With taps or without: the engine's output ``logits`` is what ``lm_head`` returns."""
+    (found,) = judged(result(site, error=0.5, final=True), tolerance=Tolerance.of({name: 0.6}), taps=[LOGITS])
+    assert found.verdict.status == WITHIN
+    assert found.verdict.bound == 0.6
+
+
+def test_an_outputs_name_means_the_output_alone():
+    """An inner site whose value has that name in the graph is not meant; neither is what no tap stands for."""
+    other = Tap("mlp", "other")
+    inner, bare = judged(
+        result("lm_head", error=0.5),
+        result("mask", error=0.5, final=True),
+        tolerance=Tolerance.of({"logits": 0.6}),
+        taps=[LOGITS, other],
+    )
+    assert inner.verdict.status == bare.verdict.status == DIVERGED
+    (plain,) = judged(result("logits:untapped", error=0.5), tolerance=Tolerance.of({"mlp": 0.6}), taps=[LOGITS, other])
+    assert plain.verdict.status == DIVERGED
+
+
+@pytest.mark.parametrize(
+    ("floor", "expected", "reason"),
+    [
+        (math.inf, [1.0, 1.0], "eager in float16 overflows, first at x"),
+        (0.3, [1.0, 1.0], "eager in float16 is itself off by 3.0e-01, first at x"),
+        (math.nan, [1.0, 1.0], "the reference does not repeat itself, first at x"),
+        (math.inf, [math.nan, math.inf], "the reference itself has NaN or Inf, first at x"),
+    ],
+)
+def test_what_could_not_be_judged_says_why(floor, expected, reason):
+    metrics = measure(torch.tensor([2.0, 2.0]), torch.tensor(expected))
+    (found,) = judged(replace(result(floor=floor), metrics=metrics))
+    assert (found.verdict.status, found.verdict.rule) == (INCONCLUSIVE, reason)
+
+
+def test_a_reason_names_the_first_site_in_topological_order():
+    later, first, fine = (
+        result("b", order=2, error=1, floor=math.inf),
+        result("a", order=1, floor=math.inf),
+        result("c"),
+    )
+    assert judged(later, first, fine)[0].verdict.rule.endswith("first at a")
+
+
+@pytest.mark.parametrize(
+    ("order", "error", "floor", "heals"),
+    [
+        (2, 0.0, 1e-3, True),
+        (1, 0.0, 1e-3, False),
+        (0, 0.0, 1e-3, False),
+        (2, 0.1, 1e-3, False),
+        (2, 0.1, math.inf, False),
+    ],
+)
+def test_a_site_heals_where_an_enclosing_module_is_within_later(order, error, floor, heals):
+    """Not where it was computed before or with it, has diverged too, or could not be judged."""
+    found = judged(result("a.b:port", order=1, error=0.1), result("a", order=order, error=error, floor=floor))
+    assert found[0].healed is heals
+
+
+def test_neither_a_final_output_nor_what_must_be_finite_heals():
+    outer = result("a", order=2)
+    final, _ = judged(result("a.b", order=1, error=0.1, final=True), outer)
+    assert not final.healed
+    broken = replace(result("a.b", order=1), metrics=measure(torch.tensor([math.nan]), torch.tensor([math.nan])))
+    nan, _ = judged(broken, outer, tolerance=Tolerance(finite=True))
+    assert (nan.verdict.status, nan.healed) == (DIVERGED, False)
+
+
+def bounded(site, bound, *, final=False):
+    return replace(result(site, final=final), verdict=decide("rel_l2", 0.0, bound, "rule"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "results", "missing"),
+    [
+        ("int8", [bounded("y", math.inf, final=True)], True),
+        ("int8", [bounded("y", 0.1, final=True), bounded("z", math.inf, final=True)], True),
+        ("int8", [bounded("y", 0.1, final=True), bounded("inner", math.inf)], False),
+        ("int8", [bounded("inner", math.inf)], True),
+        ("int8", [bounded("inner", 0.1)], False),
+        ("int8", [], True),
+        ("float16", [bounded("y", math.inf, final=True)], False),
+    ],
+)
+def test_a_quantized_engine_needs_logits_or_a_rule_for_each_output(dtype, results, missing):
+    assert bool(unjudged(dtype, results, [])) is missing
+    logits = measure_logits(torch.ones(1, 4), torch.ones(1, 4), dtype="float32", step=0)
+    assert unjudged(dtype, results, [logits]) == {}

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,7 +99,13 @@ def child(run: Run, answer: Any) -> None:
             result = {"verdict": "refused", "said": str(error)}
         except Exception as error:  # noqa: BLE001 - whatever else comes up is a fault of ours, and shows in the table
             result = {"verdict": "ERROR", "said": f"{type(error).__name__}: {error}"}
-    answer.send({**run._asdict(), **result, "seconds": round(time.perf_counter() - start)})
+    answer.send({**run._asdict(), **result, "versions": versions(), "seconds": round(time.perf_counter() - start)})
+
+
+def versions() -> str:
+    """Name what a run was made with."""
+    names = ("torch", "transformers", "onnxruntime")
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
 class Child:
@@ -120,11 +127,11 @@ class Child:
 
     def result(self) -> dict[str, Any]:
         """Return its answer, and end it; one that crashed or took too long says so."""
-        late = {"verdict": "unfinished", "said": f"over {SECONDS} s"}
+        late = {"verdict": "unfinished", "said": f"over {SECONDS} s", "versions": versions()}
         try:
             found: dict[str, Any] = self.pipe.recv() if self.pipe.poll() else late
         except EOFError:
-            found = {"verdict": "ERROR", "said": "the process ended"}
+            found = {"verdict": "ERROR", "said": "the process ended", "versions": versions()}
         self._process.kill()
         self._process.join()
         return {**self.run._asdict(), **found}
@@ -144,20 +151,15 @@ def results_of(runs: list[Run], jobs: int) -> Iterator[dict[str, Any]]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """Write the results as a page."""
-    import onnxruntime
-    import transformers
-
     done = [r for r in results if r["verdict"] == "pass"]
     families = {r["family"] for r in results}
     passed = {r["family"] for r in done if (r["dtype"], r["source"]) == ("float32", "factory")}
     failed = [r for r in results if is_false_alarm(r)]
-    versions = (
-        f"torch {torch.__version__}, transformers {transformers.__version__}, onnxruntime {onnxruntime.__version__}"
-    )
+    made_with = "; ".join(sorted({r["versions"] for r in results}))
     lines = [
         "# Model families",
         "",
-        f"Written by `python benchmarks/zoo.py --table docs/zoo.md` ({versions}).",
+        f"Written by `python benchmarks/zoo.py --table docs/zoo.md` ({made_with}).",
         "Each row is a tiny random model, built into an ONNX Runtime engine with every module's output tapped and run",
         "beside eager in the next higher precision: four steps of a batch, or one forward pass.",
         "",

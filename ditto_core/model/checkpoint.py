@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.errors import ModelError, nearest
+from ditto_core.errors import ModelError, first_line, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -113,12 +114,16 @@ def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **opt
     """Return the tokenizer in a directory or of a Hub id, or None when there is none.
 
     One that brings code of its own and is not trusted counts as none: asked nothing, transformers would ask on stdin.
+    One whose package is missing counts as none, too, with a warning: token ids need none.
     """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, KeyError):
+        return None
+    except ImportError as error:
+        warnings.warn(f"{directory}: its tokenizer is left out: {first_line(error)}", stacklevel=2)
         return None
     return tokenizer if knows_words(tokenizer) else None
 

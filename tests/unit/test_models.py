@@ -132,6 +132,15 @@ def test_a_configuration_alone_makes_no_tokenizer(tmp_path, family):
     assert load_tokenizer(tmp_path) is None
 
 
+def test_a_tokenizer_whose_package_is_missing_is_left_out_with_a_warning_that_names_it(tmp_path, monkeypatch):
+    def load(*args, **options):
+        raise ImportError("\nYou need to install sacremoses to use BioGptTokenizer.\nSee elsewhere")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", load)
+    with pytest.warns(UserWarning, match="left out: You need to install sacremoses to use BioGptTokenizer.$"):
+        assert load_tokenizer(tmp_path) is None
+
+
 def saved(folder):
     tiny_decoder("llama", layers=1).save_pretrained(folder)
     return folder

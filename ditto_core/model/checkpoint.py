@@ -118,7 +118,7 @@ def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **opt
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, ImportError):  # BioGPT's needs a package of its own
         return None
     return tokenizer if knows_words(tokenizer) else None
 

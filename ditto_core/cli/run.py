@@ -24,7 +24,7 @@ def command(
     ] = None,
     inputs: Annotated[
         Path | None,
-        typer.Option(help="What an encoder-decoder encodes, by name, as safetensors: in the prompts' place."),
+        typer.Option(help="safetensors of what an encoder-decoder encodes, by name, in place of prompts."),
     ] = None,
     model: Annotated[str, typer.Option(help="Model directory for the tokenizer, where the engine's has moved.")] = "",
 ) -> None:
@@ -34,8 +34,8 @@ def command(
 
     engine = Engine.load(engine_dir)
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
-    options = {"steps": max_output_len, "dump": dump_dir, "tokenizer_from": model, "inputs": tensors_of(inputs)}
-    for text in generate(engine, prompts, **options):
+    given = tensors_of(inputs)
+    for text in generate(engine, prompts, steps=max_output_len, dump=dump_dir, tokenizer_from=model, inputs=given):
         typer.echo(lines(text))
 
 

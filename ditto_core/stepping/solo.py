@@ -37,7 +37,7 @@ def generate(
     encodes = (engine.directory / LATER).is_dir()
     if not engine.decoder and not encodes:
         raise UsageError(
-            "this engine runs once: nothing to generate (an encoder-decoder: ditto build MODEL OUTPUT_DIR)"
+            "nothing to generate: this engine runs once (an encoder-decoder: ditto build MODEL OUTPUT_DIR)"
         )
     if steps < 1:
         raise UsageError(f"the output length is {steps}, expected at least 1")

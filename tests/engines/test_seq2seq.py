@@ -1,12 +1,16 @@
 """Encoder-decoders generate: the encoder runs in the first step, the decoder in all, with both attentions' caches."""
 
 import copy
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ditto_core.cache import Cache
+from ditto_core.cli.run import command as run_command
+from ditto_core.engines.staged import copy_engine
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
@@ -114,10 +118,8 @@ def test_forced_and_suppressed_tokens_are_those_of_transformers_own_generate(pai
     module, found = pair.sessions.model.module, [list(row.engine) for row in run.tokens]
     assert found == tokens_of_transformers(module, given)
     settings = module.generation_config
-    free = [row[1:-1] if source is bart else row[:1] for row in found]
-    assert not {token for row in free for token in row} & {
-        *(settings.suppress_tokens or settings.begin_suppress_tokens)
-    }
+    free = {token for row in found for token in (row[1:-1] if source is bart else row[:1])}
+    assert not free & {*(settings.suppress_tokens or settings.begin_suppress_tokens)}
     if source is bart:
         assert {(row[0], row[-1]) for row in found} == {(7, 2)}
 
@@ -150,6 +152,21 @@ def test_a_healthy_encoder_decoder_is_blamed_nowhere(pair_of):
     run.assert_close()
     assert not run.localization.blamed
     assert {"model.encoder.layers.0.fc2", "model.decoder.layers.0.encoder_attn:probs"} <= set(run.localization.by_site)
+
+
+def test_a_copy_of_both_engines_runs_by_itself_and_dumps_every_step(pair_of, workspace, tmp_path, capsys):
+    pair = pair_of(whisper)
+    module = pair.sessions.model.module
+    copy_engine(workspace, pair.engine, tmp_path / "engine")
+    module.save_pretrained(tmp_path / "model")
+    save_file(sounds(), tmp_path / "sounds.safetensors")
+    names = {"engine_dir": tmp_path / "engine", "model": str(tmp_path / "model"), "dump_dir": tmp_path / "dump"}
+    run_command(**names, inputs=tmp_path / "sounds.safetensors", max_output_len=STEPS)
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert printed == tokens_of_transformers(module, sounds())
+    assert len(list((tmp_path / "dump").glob("step*.safetensors"))) == STEPS
+    with pytest.raises(UsageError, match="input_features: give --inputs FILE"):
+        run_command(**names, input_ids=["5,6"])
 
 
 def test_what_an_encoder_needs_is_told(pair_of):

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import typer
 from torch import nn
 
 from ditto_core.align.aligning import study
@@ -13,6 +14,8 @@ from ditto_core.align.feeds import random_feeds
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.graphs import counterparts, of_files
 from ditto_core.align.repair import all_faults, repaired
+from ditto_core.cli.compare import command as compare_command
+from ditto_core.errors import UsageError
 from ditto_core.graphs.files import read_model
 from ditto_core.model.loading import load_model
 from ditto_core.spec import EngineSpec, ModelSource
@@ -161,6 +164,17 @@ def test_two_files_without_a_shared_name_are_paired_and_the_wrong_operator_named
     pairs = counterparts(sides)
     for each in ("model.norm", site, f"{MLP}.gate_proj", "logits"):
         assert pairs[names[each]] == each
+
+
+def test_compare_takes_two_files(llama_file, tmp_path, capsys):
+    node = foreign_files.with_weight(
+        llama_file, tmp_path / "wrong.onnx", f"{MLP}.down_proj", lambda w: w * np.float32(1.05)
+    )
+    with pytest.raises(typer.Exit) as ended:
+        compare_command(tmp_path / "wrong.onnx", llama_file)
+    assert (ended.value.exit_code, node.output[0] in capsys.readouterr().out) == (1, True)
+    with pytest.raises(UsageError, match=r"wrong.onnx is an ONNX file .*ditto align"):
+        compare_command(tmp_path / "wrong.onnx", tmp_path)
 
 
 def dequantized_by_hand(model):

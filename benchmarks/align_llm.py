@@ -17,7 +17,7 @@ from align_files import genai, tokenizer
 from ditto_core.align.aligning import concluded, study
 from ditto_core.align.alignment import summary
 from ditto_core.align.file import OnnxFile
-from ditto_core.align.quantized import measure_costs
+from ditto_core.align.quantized import against_own_weights, measure_costs
 from ditto_core.engines.workspace import Workspace
 from ditto_core.model.loading import load_model
 from ditto_core.pair.pair import Pair
@@ -64,17 +64,31 @@ def main(folder: Path, gguf: Path, precision: str) -> None:
     model = load_model(ModelSource.of(str(source)))
     said(start, "model loaded")
     start = time.perf_counter()
-    found = study(model, OnnxFile(target))
-    said(start, summary(concluded(found), model.label))
-    if found.file.quantization:
-        start = time.perf_counter()
-        said(start, str(measure_costs(found)))
-    del found, model
+    own = folder / f"{precision}-weights"
+    if not (own / "config.json").exists():
+        found = study(model, OnnxFile(target))
+        said(start, summary(concluded(found), model.label))
+        if found.file.quantization:
+            start = time.perf_counter()
+            said(start, str(measure_costs(found)))
+            against_own_weights(found).model.module.save_pretrained(own)
+            tokenizer(own)
+        del found
+    del model
+    step_beside(source, target)
+    if own.exists():
+        step_beside(own, target)
+
+
+def step_beside(source: Path, target: Path) -> None:
+    """Step the engine beside the model in a folder, and print the verdict and the logits' divergence by step."""
     start = time.perf_counter()
     pair = Pair(Workspace(), EngineSpec.of(str(source), engine=target))
     comparison = pair.generate([PROMPT], max_new_tokens=STEPS)
     pair.close()
-    said(start, str(comparison))
+    steps = [f"step {m.step}: kl_mean {m.kl_mean:.1e}, top1 {m.top1_agreement:.2f}" for m in comparison.logits]
+    tokens = [f"engine {row.engine}, reference {row.reference}" for row in comparison.tokens]
+    said(start, "\n".join([f"against {source.name}: {comparison}", *steps, *tokens]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tiny random models of the families of transformers, each a real ONNX Runtime engine beside eager.
+"""Random models, nearly all tiny, of the families of transformers, each a real ONNX Runtime engine beside eager.
 
     python benchmarks/zoo.py [NAME …] [--dtype float16] [--directory] [--jobs N] [--results FILE] [--table docs/zoo.md]
 
@@ -160,7 +160,8 @@ def table(results: list[dict[str, Any]]) -> str:
         "# Model families",
         "",
         f"Written by `python benchmarks/zoo.py --table docs/zoo.md` ({made_with}).",
-        "Each row is a tiny random model, built into an ONNX Runtime engine with every module's output tapped and run",
+        "Each row is a random model: tiny, or resnet50 and whisper_tiny in their real sizes (transformers' ResNet-50;",
+        "that of torchvision was not run). It is built into an ONNX Runtime engine with every module's output tapped, run",
         "beside eager in the next higher precision: four steps of a batch, or one forward pass.",
         "",
         f"{len(passed)} of the {len(families)} families that were run pass in float32 "

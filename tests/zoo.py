@@ -226,6 +226,7 @@ MODULES: Mapping[str, Family] = {
         "Whisper", "WhisperForConditionalGeneration", SEQ2SEQ, num_mel_bins=16, max_source_positions=30,
         max_target_positions=32, decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None,
     ),
+    "whisper_tiny": plain("Whisper", "WhisperForConditionalGeneration", {}),  # the configuration's own sizes
     "vit": plain("ViT", "ViTForImageClassification", VISION),
     "deit": plain("DeiT", "DeiTModel", VISION),
     "beit": plain("Beit", "BeitModel", VISION),
@@ -235,6 +236,7 @@ MODULES: Mapping[str, Family] = {
         num_stages=2, image_size=32,
     ),
     "resnet": plain("ResNet", "ResNetForImageClassification", STAGES, eager=False),
+    "resnet50": plain("ResNet", "ResNetForImageClassification", {}, eager=False),  # the configuration's own sizes
     "regnet": plain("RegNet", "RegNetForImageClassification", STAGES, eager=False, layer_type="x", groups_width=8),
     "mobilenet_v2": plain(
         "MobileNetV2", "MobileNetV2ForImageClassification", {"depth_multiplier": 0.25, "image_size": 32}, eager=False

@@ -26,7 +26,10 @@ GROUPED = "GroupQueryAttention"
 SOFTMAX = 2
 """Value of GroupQueryAttention's attribute ``qk_output`` that asks for the scores after the softmax."""
 QUANTIZED = {"MatMulNBits": "int4", "GatherBlockQuantized": "int4", "MatMulBnb4": "int4"}
-INTEGER = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "MatMulIntegerToFloat", "DequantizeLinear")
+INTEGER = (
+    *("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "MatMulIntegerToFloat", "DequantizeLinear"),
+    *("ConvInteger", "QLinearConv"),
+)
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def weights_found(model: LoadedModel, file: OnnxFile) -> tuple[list[Piece], list
     modules = {
         name: module.weight.detach().float().numpy()
         for name, module in model.module.named_modules()
-        if isinstance(module, nn.Linear | nn.Embedding)
+        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     }
     pieces: list[Piece] = []
     missing: list[str] = []

@@ -16,6 +16,7 @@ from ditto_core.graphs.graph import Graph
 
 PRODUCT, LOOKUP, DEQUANTIZED = "MatMulNBits", "GatherBlockQuantized", "DequantizeLinear"
 INTEGER_PRODUCTS = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+CONVOLUTION = "ConvInteger"
 QUANTIZER = "DynamicQuantizeLinear"
 SMALLEST = 64
 """Fewer numbers are scales, biases or zero points."""
@@ -24,16 +25,18 @@ SMALLEST = 64
 @dataclass(frozen=True)
 class Stored:
     """A quantized weight: ``end`` is what is computed from the arrays ``given``. ``product``: on an identity matrix and
-    a row of zeros, so that it is [inputs, outputs] and a bias; else it is the weight itself, or its transpose."""
+    a row of zeros, so that it is [inputs, outputs] and a bias; else it is the weight itself, or its transpose.
+    ``inputs_first``: it is a convolution's, [inputs, outputs, …]: the scales of its outputs are those of channels."""
 
     node: str
     end: str
     given: Mapping[str, Array]
     product: bool = False
+    inputs_first: bool = False
 
 
 def stored_weights(file: OnnxFile, vocabulary: int) -> Iterator[tuple[str, list[Array]]]:
-    """Yield the operator and the matrix [outputs, inputs] of every quantized weight of a file.
+    """Yield the operator and the array [outputs, inputs, …] of every quantized weight of a file.
 
     Where nothing tells which dimension is which, the transpose comes too. ``vocabulary`` is the length of lookup tables
     that are computed.
@@ -43,8 +46,10 @@ def stored_weights(file: OnnxFile, vocabulary: int) -> Iterator[tuple[str, list[
         array = evaluated(file, graph, found)
         if found.product:
             yield found.node, [(array[:-1] - array[-1]).T]
-        elif array.ndim == 2:
-            yield found.node, [array, array.T]
+        elif found.inputs_first:
+            yield found.node, [array.swapaxes(0, 1)]
+        else:
+            yield found.node, [array, array.T] if array.ndim == 2 else [array]
 
 
 def places(file: OnnxFile, graph: Graph, vocabulary: int) -> Iterator[Stored]:
@@ -64,6 +69,22 @@ def places(file: OnnxFile, graph: Graph, vocabulary: int) -> Iterator[Stored]:
             inputs = graph.weights[node.input[1]].dims[0]
             start = quantized_from(graph, node.input[0])
             yield Stored(label, scaled(graph, node), {start: identity(inputs)}, product=True)
+        elif node.op_type == CONVOLUTION and node.input[1] in graph.weights:
+            given = {node.output[0]: centred(file, graph, node).swapaxes(0, 1)}
+            maker = graph.nodes[graph.producer[node.input[0]]] if node.input[0] in graph.producer else None
+            if maker is not None and maker.op_type == QUANTIZER:
+                given[maker.output[1]] = np.ones((), np.float32)  # the activation's scale
+            yield Stored(label, scaled(graph, node), given, inputs_first=True)
+
+
+def centred(file: OnnxFile, graph: Graph, node: Any) -> Array:
+    """Return the integers [outputs, inputs, …] of a convolution's weight less their zero points, int32."""
+    weight, *zero = (
+        np.asarray(read_initializer(graph.weights[name], file.folder)).astype(np.int32)
+        for name in (node.input[1], *node.input[3:4])
+        if name
+    )
+    return weight - zero[0].reshape(-1, *[1] * (weight.ndim - 1)) if zero else weight
 
 
 def dequantized(file: OnnxFile, graph: Graph, node: Any, label: str) -> Iterator[Stored]:
@@ -90,7 +111,7 @@ def quantized_from(graph: Graph, name: str) -> str:
 def scaled(graph: Graph, node: Any) -> str:
     """Return the floating result of an integer product: after the cast and the scales."""
     name = str(node.output[0])
-    while node.op_type in ("MatMulInteger", "Cast"):
+    while node.op_type in ("MatMulInteger", CONVOLUTION, "Cast"):
         (reader, *_) = graph.readers[name]
         node = graph.nodes[reader]
         name = str(node.output[0])

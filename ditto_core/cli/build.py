@@ -41,6 +41,7 @@ def command(
 ) -> None:
     """Build an engine with extra outputs. Prints its directory."""
     from ditto_core.cli import screen
+    from ditto_core.engines.staged import copy_engine
 
     if directory and output_dir and directory != output_dir:
         raise UsageError(f"two output directories, {directory} and {output_dir}: give one")
@@ -54,9 +55,10 @@ def command(
         options=dict(pair(text, "--option") for text in option or []),
         attention=attention,
     )
-    engine = screen.workspace(cache_dir, artifacts_dir).build(spec)
+    workspace = screen.workspace(cache_dir, artifacts_dir)
+    engine = workspace.build(spec)
     if output_dir is not None:
-        engine = engine.copy_to(output_dir)
+        engine = copy_engine(workspace, engine, output_dir)
     for site, reason in engine.refused.items():
         typer.echo(visible(f"ditto: {site} is no output: {reason}"), err=True)
     typer.echo(f"{len(engine.taps)} extra outputs", err=True)

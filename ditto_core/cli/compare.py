@@ -24,8 +24,8 @@ DTYPE_HELP = (
 
 
 def command(
-    actual: Annotated[Path, typer.Argument(help="The engine's dump: our trace, or that of another tool.")],
-    expected: Annotated[Path, typer.Argument(help="The reference's dump.")],
+    actual: Annotated[Path, typer.Argument(help="The engine's dump: our trace, another tool's, or an ONNX file.")],
+    expected: Annotated[Path, typer.Argument(help="The reference's dump, or an ONNX file that is right.")],
     name_map: Annotated[Path | None, typer.Option(help="File that aligns the names of the two sides.")] = None,
     tolerance: Annotated[
         list[str] | None,
@@ -53,13 +53,19 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the comparison here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every tensor.")] = False,
 ) -> None:
-    """Compare two dumps, step by step and name by name."""
+    """Compare two dumps, step by step and name by name.
+
+    Or two ONNX files by value, as `ditto align` does.
+    """
     from ditto_core.compare.dumps import compare_dumps
     from ditto_core.compare.rules import calibrate as write_rules
     from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance
     from ditto_core.spec import parse_dtype
     from ditto_core.stepping.dumps import compare_offline
 
+    if ".onnx" in (actual.suffix, expected.suffix):
+        compare_files(actual, expected, json_file)
+        return
     place = int(rank) if rank is not None and rank.isdecimal() else rank
     options = {"rank": place, "runner": runner, "etrecord": etrecord, "debug_buffer": debug_buffer}
     pairs = compare_dumps(actual, expected, name_map=name_map, **options)
@@ -79,6 +85,18 @@ def command(
         typer.echo(f"{write_rules([found], calibrate)} rules in {calibrate}: review and commit it", err=True)
     if not found:
         raise typer.Exit(2 if found.missing else 1)
+
+
+def compare_files(actual: Path, expected: Path, json_file: Path | None) -> None:
+    """Compare two ONNX files value by value on random inputs. Raises :class:`UsageError` where only one is such."""
+    from ditto_core.cli.align import between_files
+
+    if actual.suffix != expected.suffix:
+        file, other = (actual, expected) if actual.suffix == ".onnx" else (expected, actual)
+        raise UsageError(
+            f"{file} is an ONNX file and {other} is not: `ditto align MODEL {file.name}` compares it with its model"
+        )
+    between_files(expected, actual, [], 3, json_file)
 
 
 def show(found: Comparison, verbose: bool) -> None:

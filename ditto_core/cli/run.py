@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ditto_core.visible import lines
+
+if TYPE_CHECKING:
+    import torch
 
 
 def command(
@@ -18,6 +22,10 @@ def command(
     dump_dir: Annotated[
         Path | None, typer.Option(help="Write step{i}.safetensors, step{i}.txt, manifest.json.")
     ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(help="safetensors of what an encoder-decoder encodes, by name, in place of prompts."),
+    ] = None,
     model: Annotated[str, typer.Option(help="Model directory for the tokenizer, where the engine's has moved.")] = "",
 ) -> None:
     """Run an engine step by step. Step 0 is the prefill."""
@@ -26,8 +34,22 @@ def command(
 
     engine = Engine.load(engine_dir)
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
-    for text in generate(engine, prompts, steps=max_output_len, dump=dump_dir, tokenizer_from=model):
+    given = tensors_of(inputs)
+    for text in generate(engine, prompts, steps=max_output_len, dump=dump_dir, tokenizer_from=model, inputs=given):
         typer.echo(lines(text))
+
+
+def tensors_of(path: Path | None) -> Mapping[str, torch.Tensor] | None:
+    """Read inputs by name from a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from ditto_core.errors import UsageError
+
+    try:
+        return None if path is None else load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"--inputs got {str(path)!r}, expected a safetensors file: {error}") from error
 
 
 def parse_ids(text: str) -> list[int]:

@@ -9,12 +9,18 @@ from ditto_core.backends.base import RunsFile, get_backend
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
     from ditto_core.session import Session, SessionInfo, TapSink
     from ditto_core.sites import Tap
+
+
+LATER = "later"
+"""The folder in a copied engine of an encoder-decoder that holds the engine of its later steps."""
 
 
 class StagedSession:
@@ -91,6 +97,19 @@ def open_engine(workspace: Workspace, engine: Engine, isolation: str = "", timeo
     return StagedSession(
         engine.open(isolation, timeout), lambda: later_engine(workspace, engine).open(isolation, timeout)
     )
+
+
+def copy_engine(workspace: Workspace, engine: Engine, directory: Path) -> Engine:
+    """Copy an engine out of the cache; that of an encoder-decoder with the engine of its later steps."""
+    copied = engine.copy_to(directory)
+    if workspace.export(engine.spec).seq2seq and not isinstance(get_backend(engine.spec.backend), RunsFile):
+        later_engine(workspace, engine).copy_to(directory / LATER)
+    return copied
+
+
+def open_copy(engine: Engine) -> Session:
+    """Load the engines of an encoder-decoder from a directory that :func:`copy_engine` wrote."""
+    return StagedSession(engine.open(), lambda: type(engine).load(engine.directory / LATER).open())
 
 
 def later_engine(workspace: Workspace, engine: Engine) -> Engine:

@@ -18,6 +18,7 @@ from ditto_core.pair.inputs import rounded
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.pair.runner import RunFn, Runner
 from ditto_core.pair.sessions import Sessions
+from ditto_core.stepping.choosing import allowed_tokens, first_ids
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.inputs import input_differences
 from ditto_core.stepping.lockstep import Sides, TapReader, lockstep, rows_of, single_step
@@ -103,7 +104,8 @@ class Pair:
         ``prompts``: one text or list of token ids, or several (left-padded into one batch). The prefill yields the
         first new token, so the run has ``max_new_tokens`` steps. ``forced``: the engine gets the reference's tokens.
         Of an encoder-decoder they are what is encoded (padded on the right), or the encoder's inputs by name; among
-        those may be ``decoder_input_ids``, else the decoder starts with the token that its configuration says.
+        those may be ``decoder_input_ids``, else the decoder starts with the token that its configuration says. Its
+        generation configuration's forced, suppressed and bad tokens and n-grams hold on both sides.
         ``localize``: also measure the error that each tapped site adds by itself, and name causes (default: what the
         pair's options say).
         Raises :class:`UsageError` for an empty prompt or a length beyond the engine's profile.
@@ -113,7 +115,7 @@ class Pair:
         model = self.sessions.model
         if not model.decoder and not model.seq2seq:
             raise UsageError(f"{self.spec.model.label} is not a decoder: call run(inputs) instead of generate(prompts)")
-        batch = self._batch(prompts)  # before the engine is built: a text may have no tokenizer
+        batch = self._batch(prompts, max_new_tokens)  # before the engine is built: a text may have no tokenizer
         if isinstance(batch, TokenBatch):
             self._check_profile(batch, max_new_tokens)
         check_runs(self.spec.backend)
@@ -208,8 +210,10 @@ class Pair:
                 raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(known)}")
         return rounded({name: torch.as_tensor(value) for name, value in inputs.items()}, self.spec.dtype)
 
-    def _batch(self, prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor]) -> TokenBatch | SourceBatch:
-        """Return what generation starts from."""
+    def _batch(
+        self, prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor], steps: int
+    ) -> TokenBatch | SourceBatch:
+        """Return what the generation of so many tokens starts from."""
         module, label = self.sessions.model.module, self.spec.model.label
         if not self.sessions.model.seq2seq:
             if isinstance(prompts, Mapping):
@@ -224,7 +228,9 @@ class Pair:
         else:
             raise UsageError(f"{label} encodes {module.main_input_name}: call generate({{name: tensor}})")
         ids = encoded.pop(DECODED, None)
-        return SourceBatch(encoded, first_ids(module, rows_of(encoded)) if ids is None else ids, texts)
+        config: Any = module.generation_config
+        start = first_ids(module.config, config, rows_of(encoded)) if ids is None else ids
+        return SourceBatch(encoded, start, texts, allowed_tokens(config, start.shape[1], steps))
 
     def _check_fits(self, batch: TokenBatch | SourceBatch) -> None:
         if isinstance(batch, TokenBatch):
@@ -361,17 +367,6 @@ class Pair:
                 closer.close()
             operator = reader.worst
         return replace(found, blamed=(replace(first, operator=operator), *others))
-
-
-def first_ids(module: Any, rows: int) -> torch.Tensor:
-    """Return the token that a decoder of an encoder-decoder starts with, int64 [rows, 1], as its configuration says."""
-    configs = getattr(module, "generation_config", None), module.config
-    names = "decoder_start_token_id", "bos_token_id"
-    known = (getattr(config, name, None) for name in names for config in configs)
-    token = next((token for token in known if token is not None), None)
-    if token is None:
-        raise UsageError(f"the configuration names no decoder_start_token_id: give {DECODED} among the inputs")
-    return torch.full((rows, 1), int(token))
 
 
 def digests(inputs: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -19,13 +19,18 @@ from ditto_core.errors import RunError
 from ditto_core.model.forward import DECODED
 from ditto_core.session import Session, Staged, TapSink
 from ditto_core.sites import final_site
+from ditto_core.stepping.choosing import flips_of
 from ditto_core.stepping.comparer import Comparer
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.measured import Measured
-from ditto_core.stepping.prompts import SourceBatch, TokenBatch, greedy
+from ditto_core.stepping.prompts import SourceBatch, TokenBatch, likeliest
 
 if TYPE_CHECKING:
     from ditto_core.trace import StepWriter
+
+
+Scores = Callable[[torch.Tensor], torch.Tensor]
+"""Logits [batch, length, vocab] -> those of the next token [batch, vocab], -inf where it may not be chosen."""
 
 
 class Recorder(Protocol):
@@ -100,11 +105,16 @@ def lockstep(
     engine_side, reference_side = batch.sequencer(), batch.sequencer()
     for step in range(steps):
         engine_inputs = engine_side.inputs()
-        ours, theirs = run_step(sides, step, engine_inputs, reference_side.inputs(), found, tolerance, generated=True)
+        scores = engine_side.scores, reference_side.scores
+        ours, theirs = run_step(sides, step, engine_inputs, reference_side.inputs(), found, tolerance, scores)
         if "logits" not in theirs:
             found.note("the reference has no logits: both sides follow the engine's tokens, which are not compared")
-        found.engine_tokens.append(greedy(ours["logits"]).tolist())
-        found.reference_tokens.append(greedy(theirs.get("logits", ours["logits"])).tolist())
+        mine, other = (score(each["logits"]) for score, each in zip(scores, (ours, {**ours, **theirs}), strict=True))
+        found.engine_tokens.append(likeliest(mine).tolist())
+        found.reference_tokens.append(likeliest(other).tolist())
+        if isinstance(batch, SourceBatch) and batch.allowed is not None and found.logits:
+            last = found.logits[-1]
+            found.flips[step] = flips_of(mine, other, getattr(torch, last.dtype), last.near_tie_ulp)
         if on_step is not None:
             on_step(step)
         chosen = torch.tensor(found.reference_tokens[-1])
@@ -124,7 +134,7 @@ def single_step(
     found = Measured(floor=floor or {})
     sides.start(rows_of(inputs))
     tolerance = tolerance or Tolerance()
-    run_step(sides, 0, inputs, inputs, found, tolerance, generated=False)
+    run_step(sides, 0, inputs, inputs, found, tolerance)
     return conclude(sides, found, tolerance, ()), found.floor
 
 
@@ -140,11 +150,14 @@ def run_step(
     reference_inputs: Mapping[str, torch.Tensor],
     found: Measured,
     tolerance: Tolerance,
-    *,
-    generated: bool,
+    scores: tuple[Scores, Scores] | None = None,
 ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-    """Run one step on every side and add what it shows to ``found``; return both sides' final outputs."""
-    engine = sides.engine
+    """Run one step on every side and add what it shows to ``found``; return both sides' final outputs.
+
+    ``scores``: where tokens are generated, how each side's next ones are chosen.
+    """
+    engine, generated = sides.engine, scores is not None
+    ours_by, theirs_by = scores or (None, None)
     axes = {"logits": ("batch", "length", "")} if generated and DECODED not in reference_inputs else sides.axes
     comparer = Comparer(
         engine.taps,
@@ -157,7 +170,7 @@ def run_step(
         axes=axes,
         every_token=quantized_bounds(engine.info.judged_as) is not None,
     )
-    comparer.outputs = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, generated)
+    comparer.outputs = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, ours_by)
     ours = comparer.outputs
     comparer.idle = engine.idle if isinstance(engine, Staged) else frozenset()
     if generated and "logits" not in ours:
@@ -172,7 +185,7 @@ def run_step(
         if step == 0 and not sides.reference.info.recorded:
             run_once_before(sides.reference, reference_inputs, comparer)
         comparer.noisy_outputs = sides.low_precision.step(reference_inputs, comparer.take_noisy)
-    theirs = recorded(sides.reference, reference_inputs, sides.reference_recorder, comparer.take_reference, generated)
+    theirs = recorded(sides.reference, reference_inputs, sides.reference_recorder, comparer.take_reference, theirs_by)
     comparer.finish(theirs, recorded=sides.reference.info.recorded)
     if sides.untapped is not None:
         deployed = sides.untapped.step(engine_inputs, lambda site, tensor: None)
@@ -189,9 +202,13 @@ def run_once_before(reference: Session, inputs: Mapping[str, torch.Tensor], comp
 
 
 def recorded(
-    session: Session, inputs: Mapping[str, torch.Tensor], recorder: Recorder | None, sink: TapSink, generated: bool
+    session: Session,
+    inputs: Mapping[str, torch.Tensor],
+    recorder: Recorder | None,
+    sink: TapSink,
+    scores: Scores | None,
 ) -> dict[str, torch.Tensor]:
-    """Step a session; where there is a recorder, it sees every tap before the sink does."""
+    """Step a session; where there is a recorder, it sees every tap before the sink does, and the token chosen."""
     with ExitStack() as stack:
         writer: StepWriter | None = stack.enter_context(recorder.step(inputs)) if recorder else None
 
@@ -202,7 +219,8 @@ def recorded(
 
         outputs = session.step(inputs, both)
         if writer is not None:
-            writer.finish(outputs, greedy(outputs["logits"]).tolist() if generated and "logits" in outputs else ())
+            chosen = likeliest(scores(outputs["logits"])).tolist() if scores and "logits" in outputs else ()
+            writer.finish(outputs, chosen)
     return outputs
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ditto_core.errors import UsageError
 from ditto_core.model.forward import DECODED, later_inputs
+from ditto_core.stepping.choosing import Allowed
 
 Prompt = str | Sequence[int]
 
@@ -40,11 +41,12 @@ class TokenBatch:
 @dataclass(frozen=True)
 class SourceBatch:
     """What an encoder-decoder generates from: ``encoded``, its encoder's inputs by name, and the decoder's first ids,
-    ``start``, int64 [batch, length]."""
+    ``start``, int64 [batch, length]. ``allowed``: which of the next tokens may be chosen; None: all."""
 
     encoded: Mapping[str, torch.Tensor]
     start: torch.Tensor
     texts: tuple[str, ...] = ()
+    allowed: Allowed | None = None
 
     @property
     def rows(self) -> int:
@@ -98,7 +100,7 @@ def encode_one(prompt: Prompt, tokenizer: Any, index: int, count: int) -> list[i
     """Return one prompt's token ids."""
     where = f"prompt {index}" if count > 1 else "the prompt"
     if isinstance(prompt, str) and prompt and tokenizer is None:
-        raise UsageError(f"{where} is text but the model has no tokenizer: give token ids")
+        raise UsageError(f"{where} is text but the model has no tokenizer that loads here: give token ids")
     ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) and prompt else [int(t) for t in prompt]
     if not ids:
         raise UsageError(f"{where} is empty, expected at least one token")
@@ -128,12 +130,17 @@ class Sequencer:
         self._next = tokens.reshape(-1, 1)
         self._mask = torch.cat([self._mask, torch.ones_like(self._next)], 1)
 
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the next token's logits [batch, vocab] of [batch, length, vocab]."""
+        return logits[:, -1]
+
 
 class SourceSequencer:
     """Makes the inputs of an encoder-decoder's steps: the encoder's in the first, the new tokens in each."""
 
     def __init__(self, batch: SourceBatch) -> None:
         self._given = {**batch.encoded, DECODED: batch.start}
+        self._ids, self._allowed = batch.start, batch.allowed
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Return a step's inputs. ``attention_mask`` [batch, source], of the encoder's tokens, is one of every step."""
@@ -142,11 +149,22 @@ class SourceSequencer:
     def advance(self, tokens: torch.Tensor) -> None:
         """Go on with the next token of each row, int64 [batch]."""
         self._given = later_inputs(self._given, tokens.reshape(-1, 1))
+        self._ids = torch.cat([self._ids, tokens.reshape(-1, 1)], 1)
+
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the next token's logits [batch, vocab] of [batch, length, vocab], -inf where it may not be chosen."""
+        last = logits[:, -1].float().cpu()
+        return last if self._allowed is None else self._allowed(self._ids, last)
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
     """Return the most likely next token of each row, int64 [batch], from logits [batch, length, vocab]."""
-    return logits[:, -1].float().argmax(-1).to("cpu", torch.int64)
+    return likeliest(logits[:, -1])
+
+
+def likeliest(scores: torch.Tensor) -> torch.Tensor:
+    """Return the most likely next token of each row, int64 [batch], from its logits [batch, vocab]."""
+    return scores.float().argmax(-1).to("cpu", torch.int64)
 
 
 def valid_elements(axes: Sequence[str], mask: torch.Tensor, length: int) -> torch.Tensor | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ditto_core.engines.staged import LATER, open_copy
 from ditto_core.errors import UsageError
 from ditto_core.model.checkpoint import load_tokenizer
-from ditto_core.stepping.prompts import Prompt, Sequencer, TokenBatch, encode, greedy
+from ditto_core.model.forward import DECODED
+from ditto_core.stepping.choosing import allowed_tokens, first_ids
+from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode, likeliest
 
 if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
@@ -18,24 +21,36 @@ if TYPE_CHECKING:
 
 
 def generate(
-    engine: Engine, prompts: Sequence[Prompt], *, steps: int, dump: Path | None = None, tokenizer_from: str = ""
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    steps: int,
+    dump: Path | None = None,
+    tokenizer_from: str = "",
+    inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> list[str]:
     """Generate greedily from each prompt and return the texts (token ids where there is no tokenizer).
 
+    An encoder-decoder encodes the prompts, or ``inputs`` by name where it takes other ones.
     Raises :class:`UsageError` for an empty prompt, too few steps, or sizes beyond the engine's profile.
     """
-    if not engine.decoder:
-        raise UsageError("this engine is no decoder, there is nothing to generate")
+    encodes = (engine.directory / LATER).is_dir()
+    if not engine.decoder and not encodes:
+        raise UsageError(
+            "nothing to generate: this engine runs once (an encoder-decoder: ditto build MODEL OUTPUT_DIR)"
+        )
     if steps < 1:
         raise UsageError(f"the output length is {steps}, expected at least 1")
     source = engine.spec.model
-    tokenizer = tokenizer_for(prompts, tokenizer_from or source.location, source.trust_remote_code)
-    batch = encode(prompts, tokenizer=tokenizer)
-    longest = batch.input_ids.shape[1]
-    engine.spec.profile.check(batch.rows, longest, 0)
-    if steps > 1:
-        engine.spec.profile.check(batch.rows, 1, longest + steps - 2)
-    session = engine.open()
+    location = tokenizer_from or source.location
+    tokenizer = tokenizer_for(prompts, location, source.trust_remote_code)
+    batch: TokenBatch | SourceBatch
+    if encodes:
+        batch = source_batch(location, prompts, tokenizer, inputs, steps)
+    else:
+        batch = encode(prompts, tokenizer=tokenizer)
+        check_profile(engine, batch, steps)
+    session = open_copy(engine) if encodes else engine.open()
     try:
         tokens = run(session, batch, steps=steps, dump=dump)
     finally:
@@ -44,22 +59,59 @@ def generate(
     return [str(decode(row)) for row in tokens]
 
 
-def run(session: Session, batch: TokenBatch, *, steps: int, dump: Path | None = None) -> list[list[int]]:
+def check_profile(engine: Engine, batch: TokenBatch, steps: int) -> None:
+    """Raise :class:`UsageError` for sizes beyond the engine's profile."""
+    longest = batch.input_ids.shape[1]
+    engine.spec.profile.check(batch.rows, longest, 0)
+    if steps > 1:
+        engine.spec.profile.check(batch.rows, 1, longest + steps - 2)
+
+
+def source_batch(
+    location: str,
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    inputs: Mapping[str, torch.Tensor] | None,
+    steps: int,
+) -> SourceBatch:
+    """Return what an encoder-decoder in a directory encodes, and what its configurations say of its tokens."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(location)
+    try:
+        settings = transformers.GenerationConfig.from_pretrained(location)
+    except OSError:
+        settings = transformers.GenerationConfig.from_model_config(config)
+    takes = getattr(getattr(transformers, config.architectures[0]), "main_input_name", "input_ids")
+    encoded, texts = dict(inputs or {}), tuple[str, ...]()
+    if not encoded and takes != "input_ids":
+        raise UsageError(f"this engine encodes {takes}: give --inputs FILE, safetensors with a tensor of this name")
+    if not encoded:
+        tokens = encode(prompts, tokenizer=tokenizer, pad=config.pad_token_id or 0, left=False)
+        encoded, texts = {"input_ids": tokens.input_ids, "attention_mask": tokens.mask}, tokens.texts
+    start = encoded.pop(DECODED, None)
+    if start is None:
+        start = first_ids(config, settings, next(iter(encoded.values())).shape[0])
+    return SourceBatch(encoded, start, texts, allowed_tokens(settings, start.shape[1], steps))
+
+
+def run(session: Session, batch: TokenBatch | SourceBatch, *, steps: int, dump: Path | None = None) -> list[list[int]]:
     """Step a session ``steps`` times on its own greedy tokens and return them, one list a row."""
     from ditto_core.trace import TraceWriter
 
     writer = TraceWriter(dump, session.info, session.taps, prompts=batch.texts) if dump else None
-    sequencer = Sequencer(batch)
+    sequencer = batch.sequencer()
     session.start(batch.rows)
     rows: list[list[int]] = [[] for _ in range(batch.rows)]
     for _ in range(steps):
         inputs = sequencer.inputs()
         if writer is None:
-            new = greedy(session.step(inputs, lambda site, tensor: None)["logits"]).tolist()
+            outputs = session.step(inputs, lambda site, tensor: None)
+            new = likeliest(sequencer.scores(outputs["logits"])).tolist()
         else:
             with writer.step(inputs) as step:
                 outputs = session.step(inputs, step.tap)
-                new = greedy(outputs["logits"]).tolist()
+                new = likeliest(sequencer.scores(outputs["logits"])).tolist()
                 step.finish(outputs, new)
         for row, token in zip(rows, new, strict=True):
             row.append(token)

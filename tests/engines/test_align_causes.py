@@ -6,12 +6,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import typer
+from torch import nn
 
 from ditto_core.align.aligning import study
 from ditto_core.align.feeds import random_feeds
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.graphs import counterparts, of_files
 from ditto_core.align.repair import all_faults, repaired
+from ditto_core.cli.compare import command as compare_command
+from ditto_core.errors import UsageError
 from ditto_core.graphs.files import read_model
 from ditto_core.model.loading import load_model
 from ditto_core.spec import EngineSpec, ModelSource
@@ -162,6 +166,17 @@ def test_two_files_without_a_shared_name_are_paired_and_the_wrong_operator_named
         assert pairs[names[each]] == each
 
 
+def test_compare_takes_two_files(llama_file, tmp_path, capsys):
+    node = foreign_files.with_weight(
+        llama_file, tmp_path / "wrong.onnx", f"{MLP}.down_proj", lambda w: w * np.float32(1.05)
+    )
+    with pytest.raises(typer.Exit) as ended:
+        compare_command(tmp_path / "wrong.onnx", llama_file)
+    assert (ended.value.exit_code, node.output[0] in capsys.readouterr().out) == (1, True)
+    with pytest.raises(UsageError, match=r"wrong.onnx is an ONNX file .*ditto align"):
+        compare_command(tmp_path / "wrong.onnx", tmp_path)
+
+
 def dequantized_by_hand(model):
     """Return the integer weights of a file by the name of their product, by the formula (q - zero point) x scale."""
     arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -194,6 +209,45 @@ def test_8_bit_weights_are_found_and_what_they_cost_is_told_from_the_kernels(wor
     last = {cost.site: cost for cost in costs.sites}["encoder.layer.1.output.LayerNorm"]
     assert 1e-3 < last.quantization < 0.1
     assert 1e-5 < last.kernels < last.quantization  # activations have 8 bits, too
+
+
+def convolutions():
+    """Two convolutions, one in groups, with what keeps an exporter from folding into them between."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.GroupNorm(2, 8), nn.Conv2d(8, 12, 3, groups=4, bias=False)]
+    return nn.Sequential(*layers), {"input": torch.rand(2, 3, 11, 13)}
+
+
+@pytest.mark.parametrize("form", ["dynamic", "dynamic by channel", "stored"])
+def test_8_bit_weights_of_convolutions_are_found(workspace, tmp_path, form):
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_dynamic,
+        quantize_static,
+    )
+
+    from ditto_core.align.quantized import weights_found
+
+    exported = workspace.export(EngineSpec.of(convolutions))
+    foreign_files.whole(exported.onnx_path, tmp_path / "source.onnx")
+    paths = tmp_path / "source.onnx", tmp_path / "m.onnx"
+    if form == "stored":
+        examples = iter([{"input": convolutions()[1]["input"].numpy()}])
+        reader = type("Reader", (CalibrationDataReader,), {"get_next": lambda self: next(examples, None)})()
+        quantize_static(*paths, reader, quant_format=QuantFormat.QDQ, weight_type=QuantType.QInt8)
+    else:
+        quantize_dynamic(
+            *paths, weight_type=QuantType.QInt8, per_channel="channel" in form, op_types_to_quantize=["Conv"]
+        )
+    model = load_model(ModelSource.of(convolutions))
+    pieces, missing, total = weights_found(model, OnnxFile(paths[1]))
+    assert ({piece.module for piece in pieces}, missing, total) == ({"0", "3"}, [], 2)
+    for piece in pieces:
+        weight = model.module.get_submodule(piece.module).weight.numpy()
+        step = np.abs(weight).max() / 127  # no rounding to 8 bits is further off than half a step
+        assert 0 < np.abs(piece.array - weight).max() <= 0.51 * step
 
 
 def test_kernels_of_a_file_that_only_stores_8_bit_weights_do_nothing_wrong(llama_file, tmp_path):

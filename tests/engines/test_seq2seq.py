@@ -1,11 +1,16 @@
 """Encoder-decoders generate: the encoder runs in the first step, the decoder in all, with both attentions' caches."""
 
+import copy
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ditto_core.cache import Cache
+from ditto_core.cli.run import command as run_command
+from ditto_core.engines.staged import copy_engine
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
@@ -14,6 +19,7 @@ from tests.zoo import FAMILIES, factory
 
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
 STEPS = 5
+RULES = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 
 
 def small(name, **fields):
@@ -51,15 +57,18 @@ def pair_of(workspace):
         pair.close()
 
 
-def tokens_of_transformers(module, given):
-    """What ``generate`` of transformers makes of the same source, [rows, STEPS]."""
+def tokens_of_transformers(module, given, *, plain=False):
+    """What ``generate`` of transformers makes of the same source, [rows, STEPS]; ``plain``: all tokens are allowed."""
     if not isinstance(given, dict):
         given = {
             "input_ids": torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 0, 0]]),
             "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
         }
-    settings = {"do_sample": False, "num_beams": 1, "eos_token_id": None, "forced_eos_token_id": None}
-    return module.generate(**given, max_new_tokens=STEPS, **settings)[:, -STEPS:].tolist()
+    settings = copy.deepcopy(module.generation_config)
+    settings.update(do_sample=False, num_beams=1, eos_token_id=None, max_new_tokens=STEPS)
+    if plain:
+        settings.update(**dict.fromkeys(RULES), no_repeat_ngram_size=0)
+    return module.generate(**given, generation_config=settings)[:, -STEPS:].tolist()
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -81,6 +90,38 @@ def test_every_step_passes_on_the_tokens_of_transformers_own_generate(pair_of, n
     whole = pair.run()
     whole.assert_close()
     assert len(whole.sites) >= 20
+
+
+def bart():
+    """Its first and last tokens are forced, no pair of tokens may come twice, and it may not say what it would."""
+    module = small("bart", init_std=0.5)
+    settings = module.generation_config
+    settings.forced_bos_token_id, settings.forced_eos_token_id, settings.no_repeat_ngram_size = 7, 2, 2
+    ids = tokens_of_transformers(module, PROMPTS, plain=True)
+    settings.suppress_tokens, settings.bad_words_ids = sorted({row[1] for row in ids}), [[ids[0][2]]]
+    return module
+
+
+def hushed():
+    module = small("whisper")
+    settings = module.generation_config
+    settings.begin_suppress_tokens = [row[0] for row in tokens_of_transformers(module, sounds())]
+    return module
+
+
+@pytest.mark.parametrize(("source", "given"), [(bart, PROMPTS), (hushed, sounds())])
+def test_forced_and_suppressed_tokens_are_those_of_transformers_own_generate(pair_of, source, given):
+    pair = pair_of(source, outputs="lm_head" if source is bart else "proj_out")
+    run = pair.generate(given, max_new_tokens=STEPS)
+    run.assert_close()
+    run.assert_same_tokens()
+    module, found = pair.sessions.model.module, [list(row.engine) for row in run.tokens]
+    assert found == tokens_of_transformers(module, given)
+    settings = module.generation_config
+    free = {token for row in found for token in (row[1:-1] if source is bart else row[:1])}
+    assert not free & {*(settings.suppress_tokens or settings.begin_suppress_tokens)}
+    if source is bart:
+        assert {(row[0], row[-1]) for row in found} == {(7, 2)}
 
 
 def test_the_decoder_may_start_with_several_tokens(pair_of):
@@ -111,6 +152,21 @@ def test_a_healthy_encoder_decoder_is_blamed_nowhere(pair_of):
     run.assert_close()
     assert not run.localization.blamed
     assert {"model.encoder.layers.0.fc2", "model.decoder.layers.0.encoder_attn:probs"} <= set(run.localization.by_site)
+
+
+def test_a_copy_of_both_engines_runs_by_itself_and_dumps_every_step(pair_of, workspace, tmp_path, capsys):
+    pair = pair_of(whisper)
+    module = pair.sessions.model.module
+    copy_engine(workspace, pair.engine, tmp_path / "engine")
+    module.save_pretrained(tmp_path / "model")
+    save_file(sounds(), tmp_path / "sounds.safetensors")
+    names = {"engine_dir": tmp_path / "engine", "model": str(tmp_path / "model"), "dump_dir": tmp_path / "dump"}
+    run_command(**names, inputs=tmp_path / "sounds.safetensors", max_output_len=STEPS)
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert printed == tokens_of_transformers(module, sounds())
+    assert len(list((tmp_path / "dump").glob("step*.safetensors"))) == STEPS
+    with pytest.raises(UsageError, match="input_features: give --inputs FILE"):
+        run_command(**names, input_ids=["5,6"])
 
 
 def test_what_an_encoder_needs_is_told(pair_of):

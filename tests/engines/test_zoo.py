@@ -44,7 +44,7 @@ def test_a_convolutions_window_is_carried_beside_keys_and_values(pair_of):
         pair.generate(PROMPTS, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("family", ["bart", "vit", "resnet", "regnet", "clip"])
+@pytest.mark.parametrize("family", ["bart", "vit", "resnet", "resnet50", "regnet", "clip"])
 def test_other_models_pass_on_inputs_made_from_their_configuration(pair_of, family):
     run = pair_of(family).run()
     run.assert_close()

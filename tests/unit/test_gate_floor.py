@@ -11,8 +11,10 @@ import pytest
 
 from ditto_core.errors import UsageError
 from ditto_core.gates import GateResult, Policy
+from ditto_core.gates.limits import Limits, rule_of_three
 from ditto_core.gates.record import Record, Side
 from ditto_core.gates.result import Identity
+from ditto_core.gates.verdict import accuracy_detail, positive, safe_exp, sample_kl
 from ditto_core.system.fingerprint import fingerprint
 from ditto_core.system.receipt import Receipt
 
@@ -240,3 +242,60 @@ def test_a_key_signs_results_and_refuses_those_it_did_not_sign(tmp_path, monkeyp
 def test_a_result_of_an_older_schema_is_refused():
     with pytest.raises(UsageError, match="schema 1, expected 2"):
         GateResult.from_json({**result(records(6, 0.0017, 0.0017)).to_json(), "schema": 1})
+
+
+def measured(kl, own, *, engine=100.0, floor=100.0, tokens=10, id="t"):
+    """A text of so many tokens whose positions have these KL and these of the floor; the reference has 100 nats."""
+    top = (0,) * len(own)
+    return Record(id, Side(engine, top), Side(100.0, top), tokens, kl, Side(floor, top), own)
+
+
+def test_every_position_is_allowed_1e_8_nats_beside_the_floor():
+    found = Limits([measured((0.0,) * 4, (1e-6,) * 4), measured((2e-6,) * 2, (0.0,) * 2)], Policy(), "float32")
+    assert found.own_kl == pytest.approx([4.04e-6, 2e-8])
+    assert found.kl_ratios() == pytest.approx([0.01 / 1.01, 201])
+
+
+def test_a_sample_is_allowed_its_own_floor_at_least_that_of_all():
+    """1.5 times the floor: 0.03 at two positions, 0.01 at six, so 0.015 over all eight."""
+    found = Limits([measured((0.0,) * 2, (0.03,) * 2), measured((0.0,) * 6, (0.01,) * 6)], Policy(), "bfloat16")
+    assert found.sample_kl() == pytest.approx([0.045, 0.0225], rel=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 0.2), ("float16", 0.2 * math.sqrt(2)), ("int4", 0.043)])
+def test_log_perplexity_may_move_by_twice_what_the_references_own_does(dtype, limit):
+    """The floor is off by 0.1 nats a token on each text; of another dtype it is one error of two; int4 has a budget."""
+    texts = [measured((0.0,) * 2, (0.01,) * 2, floor=101.0, id=f"t{i}") for i in range(8)]
+    assert Limits(texts, Policy(), dtype, "bfloat16").log_perplexity() == pytest.approx(limit)
+
+
+@pytest.mark.parametrize(
+    ("engine", "tokens", "kl", "expected"),
+    [(120.0, 10, 0.5, 2.0), (120.0, 10, 3.0, 3.0), (80.0, 10, 0.5, 2.0), (130.0, 10, 0.5, 4.5), (120.0, 0, 0.5, 0.5)],
+)
+def test_a_shift_of_log_likelihood_implies_half_its_square_of_kl(engine, tokens, kl, expected):
+    record = measured((kl,) * 4, (0.01,) * 4, engine=engine, tokens=tokens)
+    assert sample_kl(record) == pytest.approx(expected)
+
+
+def test_the_line_of_an_accuracy_counts_both_sides_answers():
+    pairs = [(True, True)] * 7 + [(True, False)] * 2 + [(False, True)]
+    detail = accuracy_detail(pairs, 2, 1, 0.05)
+    assert detail.startswith("80.00 against 90.00 %; 2 worse, 1 better")
+
+
+@pytest.mark.parametrize(("low", "expected"), [(-0.1, 0.0), (0.0, 0.0), (0.1, 0.1)])
+def test_a_lower_end_below_zero_is_zero(low, expected):
+    assert positive(low) == expected
+    assert math.isnan(positive(math.nan))
+
+
+def test_nothing_in_three_trials_leaves_a_rate_of_two_thirds():
+    """0.05 = (1 - 0.6316) ** 3."""
+    assert rule_of_three(3, 0.05) == pytest.approx(0.6316, abs=1e-4)
+    assert rule_of_three(0, 0.05) == 1
+
+
+def test_an_exponential_that_overflows_is_infinite():
+    assert safe_exp(701) == safe_exp(1000) == math.inf
+    assert safe_exp(1) == pytest.approx(math.e)

@@ -67,10 +67,11 @@ def row_errors(
 
 def norms(a: torch.Tensor, b: torch.Tensor, valid: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ||a - b|| and ||b|| of each row of [rows, width], float64; what stands on both sides alike is no error."""
+    a, b = a.double(), b.double()  # torch knows no NaN of 8-bit floats
     same, there = (a == b) | (a.isnan() & b.isnan()), b.isfinite()
     if valid is not None:
         same, there = same | ~valid, there & valid
-    return torch.where(same, 0, a.double() - b.double()).norm(dim=1), torch.where(there, b.double(), 0).norm(dim=1)
+    return torch.where(same, 0, a - b).norm(dim=1), torch.where(there, b, 0).norm(dim=1)
 
 
 def worst_row(errors: torch.Tensor, floors: torch.Tensor | None, shape: Sequence[int], axes: Sequence[str]) -> RowError:

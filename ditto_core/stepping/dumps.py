@@ -102,7 +102,7 @@ def step_through(
                 elementwise=elementwise,
                 every_token=bool(dtype) and quantized_bounds(dtype) is not None,
             )
-        tap = taps[pair.name] = tap_of(pair, known.get(pair.name), taps.get(pair.name))
+        tap = taps[pair.name] = tap_of(pair, known.get(pair.name), taps.get(pair.name), foreign=not known)
         final = pair.name.startswith("output:") or tap.value == "logits"
         comparer.compare(order.setdefault(pair.name, len(order)), tap, pair.actual, pair.expected, final=final)
         if tap.value == "logits":
@@ -110,16 +110,25 @@ def step_through(
     return tuple(taps.values())
 
 
-def tap_of(pair: Pair, known: Tap | None, before: Tap | None) -> Tap:
-    """Describe a pair as a tap: as the trace on either side does, with the dtype that its numbers are judged by."""
+def tap_of(pair: Pair, known: Tap | None, before: Tap | None, *, foreign: bool) -> Tap:
+    """Describe a pair as a tap: as the trace on either side does, with the dtype that its numbers are judged by.
+
+    Two ``foreign`` dumps, neither of them a trace, name no axes: three are taken for batch, position and width.
+    """
     tap = known or Tap(pair.name, "logits" if pair.name in LOGITS else pair.name)
-    if not known and pair.name in LOGITS and pair.actual.dim() == 3:
+    if not known and (foreign or pair.name in LOGITS) and pair.actual.dim() == 3:
         tap = replace(tap, axes=("batch", "length", ""))
     if len(tap.axes) != pair.actual.dim():  # a name map cut or reshaped it
         tap = replace(tap, axes=())
-    kind = judged_dtype(pair.actual.dtype, pair.expected.dtype)
+    kind = torch.int64 if holds_ids(pair) else judged_dtype(pair.actual.dtype, pair.expected.dtype)
     dtype = tap.dtype if tap.dtype in INTEGERS else name_of(kind)
     return replace(tap, dtype=before.dtype if before and dtype not in INTEGERS else dtype)
+
+
+def holds_ids(pair: Pair) -> bool:
+    """Tell whether a pair is called ids and has whole numbers on both sides, though a tool wrote them as floats."""
+    whole = (not side.is_complex() and bool((side == side.round()).all()) for side in (pair.actual, pair.expected))
+    return pair.name.rpartition(".")[2].endswith("ids") and all(whole)
 
 
 def tokens_of(pairs: DumpPairs, step: int) -> dict[str, torch.Tensor]:

@@ -229,3 +229,37 @@ def test_float32_logits_are_judged_by_the_dtype_that_the_dump_of_the_engine_stat
     found = one_verdict(three_ways(tmp_path, tap, theirs * 1.002, theirs, dtype=stated), "lm_head")
     assert found[0] is ok
     assert found[4] == {"float16": 1e-2, "float32": 1e-4}[stated]
+
+
+def of_dumps(folder, name, ours, theirs):
+    """Compare two files of torch that hold one tensor each."""
+    for side, tensor in (("ours", ours), ("theirs", theirs)):
+        torch.save({name: tensor}, folder / f"{side}.pt")
+    return compare_offline(compare_dumps(folder / "ours.pt", folder / "theirs.pt"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("zeros", "ok"), [(0, True), (1, False)])
+def test_one_row_of_zeros_of_three_hundred_fails_between_dumps_of_other_tools(tmp_path, dtype, zeros, ok):
+    """Its tensor is off by sqrt(1 / 300) = 0.058, less than the tables' 0.08 and 0.125."""
+    theirs = torch.randn(1, 300, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    ours = theirs.float()
+    ours[0, 5 : 5 + zeros] = 0
+    found = of_dumps(tmp_path, "hidden", ours.to(dtype), theirs)
+    assert bool(found) is ok
+    assert next(iter(found)).verdict.metric == ("rel_l2" if ok else "row_rel_l2")
+
+
+@pytest.mark.parametrize("name", ["input_ids", "step.position_ids"])
+@pytest.mark.parametrize(("off", "ok"), [(0, True), (1, False)])
+def test_ids_that_both_dumps_hold_as_floats_are_equal_or_not(tmp_path, name, off, ok):
+    """One of 128,000 is less than the table's 1e-4."""
+    ids = torch.full((1, 16), 128_000.0)
+    found = of_dumps(tmp_path, name, ids + off, ids)
+    assert bool(found) is ok
+    assert next(iter(found)).verdict.metric == "mismatched"
+
+
+def test_numbers_that_are_only_called_ids_are_judged_as_floats(tmp_path):
+    halves = torch.full((1, 16), 0.5)
+    assert next(iter(of_dumps(tmp_path, "ids", halves, halves))).verdict.metric == "rel_l2"

@@ -13,7 +13,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ UNWRITABLE = {
     errno.ENOTDIR: "is not a directory",
     errno.EEXIST: "is not a directory",
 }
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Build = Callable[[Path], None]
@@ -95,16 +96,19 @@ class Cache:
         ``build`` fills the empty directory that it is given; nothing of it is visible before it returns. Other
         processes that want the same key wait for it. ``describe`` is JSON for people; ``on_event`` is told in one
         line about waiting and about damage. What ``build`` raises passes through, save for a full or unwritable
-        cache, which becomes a :class:`CacheError`.
+        cache, which becomes a :class:`CacheError`. A cache that cannot be written to gives the entries that it holds.
         """
         say = on_event or _ignore
         path = self.root / _checked(kind) / _checked(key)
-        with self._explained(), self._locked(kind, key, say):
+        with self._explained(), self._locked_or_sound(kind, key, say) as locked:
+            if not locked:
+                return path
             self._remove_leftovers(path)
             if path.exists():
                 found = damage(path)
                 if not found:
-                    os.utime(path / MANIFEST)
+                    with suppress(PermissionError):  # another user's entry in a shared cache
+                        os.utime(path / MANIFEST)
                     return path
                 say(f"cache entry {kind}/{key[:12]} is damaged ({found[0]}); it is rebuilt")
                 discard(path)
@@ -273,6 +277,19 @@ class Cache:
             yield
         finally:
             lock.release()
+
+    @contextmanager
+    def _locked_or_sound(self, kind: str, key: str, say: OnEvent) -> Iterator[bool]:
+        """Hold an entry's lock and give True. Where no lock can be written, give False if the entry is sound."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._locked(kind, key, say))
+            except OSError as error:
+                if error.errno not in READ_ONLY or damage(self.root / kind / key):
+                    raise
+                yield False
+                return
+            yield True
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -127,8 +127,10 @@ def tap_of(pair: Pair, known: Tap | None, before: Tap | None, *, foreign: bool) 
 
 def holds_ids(pair: Pair) -> bool:
     """Tell whether a pair is called ids and has whole numbers on both sides, though a tool wrote them as floats."""
-    whole = (not side.is_complex() and bool((side == side.round()).all()) for side in (pair.actual, pair.expected))
-    return pair.name.rpartition(".")[2].endswith("ids") and all(whole)
+    sides = (pair.actual, pair.expected)
+    if not pair.name.rpartition(".")[2].endswith("ids") or any(side.is_complex() for side in sides):
+        return False
+    return all(bool((side.double() == side.double().round()).all()) for side in sides)
 
 
 def tokens_of(pairs: DumpPairs, step: int) -> dict[str, torch.Tensor]:

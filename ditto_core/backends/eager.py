@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from ditto_core.backends.cancellation import watching
 from ditto_core.errors import RunError, first_line
 from ditto_core.model.forward import Forward
-from ditto_core.model.loading import LoadedModel, cast_module
+from ditto_core.model.loading import LoadedModel
+from ditto_core.model.placing import placed
 from ditto_core.model.recorder import Recorder
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
@@ -32,10 +32,8 @@ class EagerSession:
     def __init__(
         self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu"
     ) -> None:
-        module = cast_module(model.module, getattr(torch, dtype))
-        # ``Module.to`` moves in place; the loaded model is shared and stays where it is.
-        self._model = module if device == "cpu" else copy.deepcopy(module).to(device)
-        self._forward = Forward(self._model, decoder=model.decoder, seq2seq=model.seq2seq)
+        self.module = placed(model.module, getattr(torch, dtype), device)
+        self._forward = Forward(self.module, decoder=model.decoder, seq2seq=model.seq2seq)
         self._device = torch.device(device)
         self.taps = taps
         self._sites = {name: tap.site for tap in reversed(taps) for name in (*tap.aliases, tap.site)}
@@ -60,7 +58,7 @@ class EagerSession:
                     sink(site, tensor)
 
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
-        recorder = Recorder(self._model, deliver, self._sites)
+        recorder = Recorder(self.module, deliver, self._sites)
         with torch.inference_mode(), exact_float32(), widened(self.info.dtype), recorder.recording():
             try:
                 return self._forward(inputs)
@@ -70,7 +68,7 @@ class EagerSession:
     def conditioning(self, sites: Collection[str]) -> AbstractContextManager[dict[str, float]]:
         """Enter a context that yields the condition of those sites that a linear layer or convolution computes, filled
         as the session is stepped; see :func:`~ditto_core.backends.cancellation.watching`."""
-        return watching(self._model, {name: site for name, site in self._sites.items() if site in sites})
+        return watching(self.module, {name: site for name, site in self._sites.items() if site in sites})
 
     def close(self) -> None:
         """Forget the cache."""

@@ -65,13 +65,16 @@ class Workspace:
         self.artifacts = self.artifacts or (Path(folder) if folder else None)
 
     def model(self, source: ModelSource, attention: str = "eager") -> LoadedModel:
-        """Return the float32 model of a source; a GGUF file is dequantized once and kept in the cache."""
-        from ditto_core.model.loading import load_model
+        """Return the model of a source in float32, a large checkpoint in half precision as it is stored. A GGUF file is
+        dequantized once and kept in the cache. What computes takes a copy in the dtype that it needs."""
+        from ditto_core.model.loading import load_as_stored, load_model
 
         key = (source, attention)
         if key not in self._models:
             with self.progress(f"loading {source.label}"):
-                self._models[key] = load_model(self._dequantized(source), implementation=attention)
+                found = self._dequantized(source)
+                stored = load_as_stored(found, attention)
+                self._models[key] = stored or load_model(found, implementation=attention)
         return self._models[key]
 
     def language(self, source: ModelSource) -> Language:
@@ -155,7 +158,7 @@ class Workspace:
 
         from ditto_core.model.export import export
 
-        model = self._to_export(spec)
+        model = self.model(spec.model, spec.attention)
         named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
         if spec.later:
             model, named = model.later_steps(), []
@@ -168,15 +171,6 @@ class Workspace:
                 named=named,
                 operators=spec.operators,
             )
-
-    def _to_export(self, spec: EngineSpec) -> LoadedModel:
-        """Return the model, a large one that is not loaded yet in the dtype in which it is stored, and not kept."""
-        from ditto_core.model.loading import load_as_stored
-
-        loaded = (spec.model, spec.attention) in self._models
-        return (None if loaded else load_as_stored(spec.model, spec.attention)) or self.model(
-            spec.model, spec.attention
-        )
 
     def correct(self, spec: EngineSpec) -> bool:
         """Export again, and tell whether the cached export was of another model; then the new one takes its place.

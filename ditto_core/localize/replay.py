@@ -20,7 +20,8 @@ from ditto_core.compare.masks import as_masks, is_mask
 from ditto_core.errors import RunError, first_line
 from ditto_core.model import states
 from ditto_core.model.forward import Forward
-from ditto_core.model.loading import LoadedModel, cast_module
+from ditto_core.model.loading import LoadedModel
+from ditto_core.model.placing import placed
 from ditto_core.model.recorder import Recorder, named_by_code
 from ditto_core.sites import Tap, final_site, is_operator
 from ditto_core.system.ieee import exact_float32
@@ -37,8 +38,7 @@ class Replay:
     """
 
     def __init__(self, model: LoadedModel, taps: tuple[Tap, ...], *, engine_dtype: str, dtype: str) -> None:
-        rounded = cast_module(model.module, getattr(torch, engine_dtype))
-        self.module = cast_module(rounded, getattr(torch, dtype))
+        self.module = placed(model.module, getattr(torch, dtype), via=getattr(torch, engine_dtype))
         self._forward = Forward(self.module, decoder=model.decoder, seq2seq=model.seq2seq)
         self.dtype = dtype
         self._taps = {name: tap for tap in taps for name in (tap.site, *tap.aliases)}

@@ -21,6 +21,7 @@ from ditto_core.model import attention, states
 from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing, stored_dtype, weights_size
 from ditto_core.model.examples import examples_of
 from ditto_core.model.forward import DECODED, steps_decoder
+from ditto_core.model.placing import placed
 from ditto_core.model.wrappers import later_examples
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class LoadedModel:
     def cast(self, dtype: torch.dtype) -> LoadedModel:
         """Return a copy in another dtype, floating examples with it. Non-persistent buffers (rotary frequencies) keep
         theirs, as on loading."""
-        return replace(self, module=cast_module(self.module, dtype), examples=self.examples_in(dtype))
+        return replace(self, module=placed(self.module, dtype, streams=False), examples=self.examples_in(dtype))
 
     def examples_in(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return the examples, the floating ones in ``dtype``."""
@@ -72,7 +73,7 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
     """
     attention.register()
     loaded = from_factory(source) if source.factory else from_location(source, locate(source), dtype)
-    module = cast_module(loaded.module, dtype)
+    module = placed(loaded.module, dtype, streams=False)
     set_attention(module, implementation)
     set_experts(module)
     return replace(loaded, module=freeze(module), seq2seq=loaded.seq2seq and steps_decoder(module, loaded.examples))
@@ -223,21 +224,6 @@ def set_experts(module: nn.Module) -> None:
 def freeze(module: nn.Module) -> nn.Module:
     """Put a module in eval mode without gradients."""
     return module.eval().requires_grad_(False)
-
-
-def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy with floating parameters and persistent buffers in ``dtype``; the module itself if it has that.
-
-    Non-persistent buffers stay: transformers computes rotary frequencies in float32 whatever the weights are.
-    """
-    tensors = dict(module.named_parameters()) | persistent_buffers(module)
-    if all(t.dtype == dtype for t in tensors.values() if t.is_floating_point()):
-        return module
-    cast = copy.deepcopy(module)
-    for tensor in (dict(cast.named_parameters()) | persistent_buffers(cast)).values():
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtype)
-    return cast
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -177,6 +177,8 @@ class Pair:
             raise UsageError("localize needs a prompt: give text or token ids")
         spec = with_every_site(self.sessions, "float32" if fp32 else self.spec.dtype)
         whole = self if spec == self.spec else self._with_engine(spec)
+        if whole is not self:
+            self.sessions.close()  # not two engines in memory; they open again when they are asked for
         comparison = whole._feed(prompts, max_new_tokens, localize=True)
         localization = required(comparison)
         if operators and localization:

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from ditto_core.backends.eager import widened
 from ditto_core.graphs import precision
 from ditto_core.graphs.cut import extract
-from ditto_core.model.loading import cast_module
+from ditto_core.model.placing import placed
 from ditto_core.system.ieee import exact_float32
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Truth:
 
         kind: torch.dtype = getattr(torch, dtype)
         (given,) = (torch.from_numpy(value.copy()) for value in self.inputs.values())
-        own = cast_module(cast_module(module, getattr(torch, self.engine.spec.dtype)), kind)
+        own = placed(module, kind, via=getattr(torch, self.engine.spec.dtype))
         with torch.inference_mode(), exact_float32(), widened(dtype):
             output = own(given.to(kind) if given.is_floating_point() else given)
         return array(next(tensor for _, tensor in tensors_in(output)))

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.workspace import Workspace
 from ditto_core.graphs.files import read_graph, read_initializer
-from ditto_core.model import loading
+from ditto_core.model import loading, placing
 from ditto_core.model.loading import load_as_stored, tiny_decoder
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec, ModelSource
@@ -33,6 +33,22 @@ def test_the_stored_dtype_and_float32_give_the_same_export(checkpoint, tmp_path,
     weights = [read_initializer(t, stored.directory) for t in read_graph(stored.onnx_path).graph.initializer]
     (once,) = [weight for weight in weights if weight.size == true.size]
     assert (once == true).all()
+
+
+def test_a_model_that_does_not_fit_is_judged_and_localized_block_by_block(checkpoint, tmp_path, monkeypatch):
+    """Neither side has a copy of the blocks' weights, and every number is what it is with one."""
+    spec = EngineSpec.of(str(checkpoint), dtype="float16", outputs=("**",))
+    found = []
+    for share in (placing.SHARE, 0.0):
+        monkeypatch.setattr(placing, "SHARE", share)
+        with closing(Pair(Workspace(Cache(tmp_path / "cache")), spec)) as pair:
+            run = pair.generate([[3, 5, 7, 9, 11]], max_new_tokens=3, localize=True)
+            streamed = [p.numel() == 0 for p in pair.sessions.reference.module.model.layers.parameters()]
+        assert all(streamed) if share == 0 else not any(streamed)
+        assert not run.failures and run.localization.results
+        found.append(([(r.step, r.site, r.metrics) for r in run.results], run.localization.results, run.tokens))
+        monkeypatch.setattr(loading, "LARGE", 0)
+    assert found[0] == found[1]
 
 
 def test_a_checkpoint_of_several_dtypes_is_loaded_in_float32(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ditto_core.cli.engine_options import Backend, BuildOption, CacheDir, Dtype, Profile, settings
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:
@@ -24,19 +25,15 @@ def command(
     metric: Annotated[str, typer.Option(help="Metric of 0 or 1 [default: the first in the file].")] = "",
     filter: Annotated[str, typer.Option("--filter", help="lm_eval's filter [default: the first in the file].")] = "",
     most: Annotated[int, typer.Option(min=1, help="Replay this many lost answers at most.")] = 20,
-    backend: Annotated[str, typer.Option(help="Engine to build for, when a model is given.")] = "onnxruntime",
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, when a model is given.")] = "float32",
-    profile: Annotated[
-        list[str] | None, typer.Option(help="DIM=MIN,OPT,MAX for batch, length or past; repeatable.")
-    ] = None,
-    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the backend; repeatable.")] = None,
+    backend: Backend = "onnxruntime",
+    dtype: Dtype = "float32",
+    profile: Profile = None,
+    option: BuildOption = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write one entry a lost answer here.")] = None,
-    cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
+    cache_dir: CacheDir = None,
 ) -> None:
     """Count which sites explain lost answers. Those that only the reference got right are replayed."""
     from ditto_core.cli import screen
-    from ditto_core.cli.build import pair as key_value
-    from ditto_core.cli.build import sizes
     from ditto_core.pair.answers import explain, lost_answers, read_samples, tally
     from ditto_core.system.atomic import write_atomic
 
@@ -45,13 +42,7 @@ def command(
     if not lost:
         return
     workspace = screen.workspace(cache_dir)
-    settings = {
-        "backend": backend,
-        "dtype": dtype,
-        "profile": dict(sizes(text) for text in profile or []),
-        "options": dict(key_value(text, "--option") for text in option or []),
-    }
-    pair = opened(workspace, source, settings)
+    pair = opened(workspace, source, settings(backend, dtype, profile, option))
     try:
         found = explain(
             lost[:most],
@@ -68,7 +59,7 @@ def command(
         raise typer.Exit(1)
 
 
-def opened(workspace: Workspace, source: str, settings: Mapping[str, Any]) -> Pair:
+def opened(workspace: Workspace, source: str, built: Mapping[str, Any]) -> Pair:
     """Return the engine in a directory beside its model, or one of the model that shows every site."""
     from ditto_core.cli.model_argument import read_model
     from ditto_core.engines.engine import MANIFEST_FILE, Engine
@@ -81,4 +72,4 @@ def opened(workspace: Workspace, source: str, settings: Mapping[str, Any]) -> Pa
     if (Path(source) / MANIFEST_FILE).is_file():
         engine = Engine.load(Path(source))
         return Pair(workspace, engine.spec, options, engine=engine)
-    return Pair(workspace, EngineSpec.of(read_model(source), outputs=EVERYTHING, **settings), options)
+    return Pair(workspace, EngineSpec.of(read_model(source), outputs=EVERYTHING, **built), options)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ditto_core.cli import gate_options as shared
+from ditto_core.cli.engine_options import BuildOption, Profile
 
 
 def command(
@@ -16,8 +17,8 @@ def command(
     model: shared.Model = "",
     backend: shared.Backend = "",
     dtype: shared.Dtype = "",
-    option: shared.BuildOption = None,
-    profile: shared.Profile = None,
+    option: BuildOption = None,
+    profile: Profile = None,
     add_output: Annotated[
         list[str] | None, typer.Option(help="Selector of sites; repeatable [default: every module].")
     ] = None,

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from ditto_core.cli import debug_options as shared
+from ditto_core.cli.engine_options import BuildOption, key_value
 from ditto_core.cli.gate_options import Cluster, Jobs
 from ditto_core.errors import UsageError
 
@@ -88,12 +89,11 @@ def build(
     judgement: shared.Judgement,
     model: Path = typer.Argument(help="The ONNX model."),
     backend: str = typer.Option("onnxruntime", help="onnxruntime, or a backend that builds from nothing: tensorrt."),
-    option: shared.BuildOption = None,
+    option: BuildOption = None,
     expected: shared.Expected = None,
     iter_artifact: shared.OwnArtifact = None,
 ) -> None:
     """Build again and again, from nothing. Engines are sorted into good and bad; how far builds spread is measured."""
-    from ditto_core.cli.build import pair
     from ditto_core.compare.tolerance import TABLE
     from ditto_core.debug.builds import make_builder
     from ditto_core.debug.iterations import Until
@@ -105,7 +105,7 @@ def build(
     feed = good.feed(graph)
     given = bool(good.reference or good.reference_precision or expected)
     values = good.values(expected).outputs(graph, feed) if given else {}
-    builder = make_builder(backend, model, good.engine, dict(pair(o, "--option") for o in option or []))
+    builder = make_builder(backend, model, good.engine, dict(key_value(o, "--option") for o in option or []))
     bound, iteration = good.tolerance or TABLE[main_dtype(graph)], judgement.iterations(iter_artifact)
     loop = BuildLoop(model, builder, feed, values, bound, iteration)
     with shared.Screen(f"building {model.name}") as screen:

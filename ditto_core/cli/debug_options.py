@@ -175,7 +175,6 @@ ToleranceBound = Annotated[
     float, typer.Option("--tolerance", help="Bound on rel-L2 of each output; 0: the table's for the dtype.", min=0)
 ]
 UntilWord = Annotated[str, typer.Option(help="When to stop: good, bad (at the first such iteration) or a number.")]
-BuildOption = Annotated[list[str] | None, typer.Option("--option", help="KEY=VALUE for the backend; repeatable.")]
 Level = Annotated[str, typer.Option(help="Optimization level of ONNX Runtime: all, extended, basic, disable.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ditto_core.cli.engine_options import Attention, Backend, CacheDir, Dtype, parse_ids
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[str, typer.Argument(help="Hub id, model directory (safetensors or GGUF), or GGUF file.")],
-    backend: Annotated[str, typer.Option(help="Engine to build for.")] = "onnxruntime",
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16.")] = "float32",
+    backend: Backend = "onnxruntime",
+    dtype: Dtype = "float32",
     add_output: Annotated[list[str] | None, typer.Option(help="Selector of sites to compare; repeatable.")] = None,
     reference: Annotated[str, typer.Option(help="eager, eager:DTYPE, or a backend.")] = "eager",
-    attention: Annotated[str, typer.Option(help="eager or sdpa.")] = "eager",
+    attention: Attention = "eager",
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     deadline: Annotated[str, typer.Option(help="Time to search, such as 90s, 10m, 2h.")] = "60s",
     corpus: Annotated[Path, typer.Option(help="Folder kept from run to run.")] = Path("fuzz-corpus"),
@@ -32,11 +33,10 @@ def command(
     input_ids: Annotated[
         list[str] | None, typer.Option(help="Run this one batch instead: 1,2,3 for each row; repeatable.")
     ] = None,
-    cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
+    cache_dir: CacheDir = None,
 ) -> None:
     """Find the shortest prompt that diverges. Tries prompts against the reference, and shrinks the one that fails."""
     from ditto_core.cli import screen
-    from ditto_core.cli.run import parse_ids
     from ditto_core.fuzz import Limits, check_hypothesis
     from ditto_core.pair.pair import Pair
     from ditto_core.pair.pair_options import PairOptions

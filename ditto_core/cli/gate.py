@@ -10,6 +10,7 @@ import typer
 
 from ditto_core.cli import gate_options as shared
 from ditto_core.cli import screen
+from ditto_core.cli.engine_options import BuildOption, Profile
 from ditto_core.errors import UsageError
 from ditto_core.system.sizes import format_age, parse_age
 from ditto_core.visible import lines
@@ -31,8 +32,8 @@ def run(
     model: shared.Model = "",
     backend: shared.Backend = "",
     dtype: shared.Dtype = "",
-    option: shared.BuildOption = None,
-    profile: shared.Profile = None,
+    option: BuildOption = None,
+    profile: Profile = None,
     suite: shared.SuiteName = "",
     samples: shared.Samples = None,
     reference: shared.Reference = "",

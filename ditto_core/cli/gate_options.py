@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ditto_core.cli.engine_options import dimension, key_value
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ Name = Annotated[str, typer.Argument(help="A gate of pyproject.toml: [tool.ditto
 Model = Annotated[str, typer.Option(help="Hub id, model directory or GGUF file.")]
 Backend = Annotated[str, typer.Option(help="Engine to build for [default: onnxruntime].")]
 Dtype = Annotated[str, typer.Option(help="float32, float16, bfloat16 [default: float32].")]
-BuildOption = Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the backend; repeatable.")]
-Profile = Annotated[list[str] | None, typer.Option(help="DIM=MIN,OPT,MAX for batch, length or past; repeatable.")]
 SuiteName = Annotated[str, typer.Option(help="JSONL file, classics or classics-choice [default: classics].")]
 Samples = Annotated[int | None, typer.Option(help="Only the first N samples.")]
 Reference = Annotated[str, typer.Option(help="eager, eager:DTYPE, or a backend (without --option) [default: eager].")]
@@ -51,15 +50,14 @@ PLAIN = (
 
 def settings_of(context: typer.Context) -> GateSettings:
     """Return the settings of the gate that a command names, none without a name, with its options on top."""
-    from ditto_core.cli.build import pair, sizes
     from ditto_core.gates.settings import GateSettings, project_gate
 
     given = context.params
     settings = project_gate(Path.cwd(), given["name"]) if given["name"] else GateSettings()
     suite, baseline = given["suite"], given.get("baseline")
     return settings.over(
-        options=dict(pair(text, "--option") for text in given["option"] or []),
-        profile=dict(sizes(text) for text in given["profile"] or []),
+        options=dict(key_value(text, "--option") for text in given["option"] or []),
+        profile=dict(dimension(text) for text in given["profile"] or []),
         limits=dict(limit_of(text) for text in given.get("limit") or []),
         suite=str(Path(suite).absolute()) if Path(suite).is_file() else suite,
         baseline=str(baseline.absolute()) if baseline else None,

@@ -8,6 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ditto_core.cli.engine_options import (
+    Attention,
+    Backend,
+    BuildOption,
+    CacheDir,
+    Dtype,
+    InputIds,
+    InputText,
+    Profile,
+    parse_ids,
+    settings,
+)
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
 
@@ -19,29 +31,25 @@ if TYPE_CHECKING:
 
 def command(
     source: Annotated[str, typer.Argument(help="Engine directory, or a model (Hub id, directory, GGUF file).")],
-    input_text: Annotated[list[str] | None, typer.Option(help="Prompt; repeatable for a batch.")] = None,
-    input_ids: Annotated[list[str] | None, typer.Option(help="Prompt as token ids: 1,2,3; repeatable.")] = None,
+    input_text: InputText = None,
+    input_ids: InputIds = None,
     max_output_len: Annotated[int, typer.Option(help="Steps: a prefill, then decoding.")] = 4,
-    backend: Annotated[str, typer.Option(help="Engine to build for, when a model is given.")] = "onnxruntime",
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, when a model is given.")] = "float32",
-    profile: Annotated[
-        list[str] | None, typer.Option(help="DIM=MIN,OPT,MAX for batch, length or past; repeatable.")
-    ] = None,
-    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the backend; repeatable.")] = None,
-    attention: Annotated[str, typer.Option(help="eager or sdpa.")] = "eager",
+    backend: Backend = "onnxruntime",
+    dtype: Dtype = "float32",
+    profile: Profile = None,
+    option: BuildOption = None,
+    attention: Attention = "eager",
     fp32: Annotated[bool, typer.Option("--fp32", help="Build in float32: shows what hides below rounding.")] = False,
     operators: Annotated[
         bool, typer.Option("--operators", help="Build once more and name the operator inside the first blamed site.")
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the localization here.")] = None,
-    cache_dir: Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")] = None,
+    cache_dir: CacheDir = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:
     """Name the site that adds the error, and why. One build and one run."""
     from ditto_core.cli import screen
-    from ditto_core.cli.build import pair, sizes
     from ditto_core.cli.model_argument import read_model
-    from ditto_core.cli.run import parse_ids
     from ditto_core.engines.engine import MANIFEST_FILE
     from ditto_core.localize import EVERYTHING
     from ditto_core.pair.localizing import required
@@ -57,15 +65,8 @@ def command(
             )
         comparison = localize_engine(workspace, Path(source), prompts, max_output_len)
     else:
-        spec = EngineSpec.of(
-            read_model(source),
-            backend=backend,
-            dtype=dtype,
-            outputs=EVERYTHING,
-            profile=dict(sizes(text) for text in profile or []),
-            options=dict(pair(text, "--option") for text in option or []),
-            attention=attention,
-        )
+        built = settings(backend, dtype, profile, option, attention)
+        spec = EngineSpec.of(read_model(source), outputs=EVERYTHING, **built)
         comparison = localize_model(workspace, spec, prompts, max_output_len, fp32, operators)
     found = required(comparison)
     if json_file is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ditto_core.cli.engine_options import InputIds, InputText, parse_ids
 from ditto_core.visible import lines
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 def command(
     engine_dir: Annotated[Path, typer.Option(help="Engine directory, as `ditto build` printed it.")],
-    input_text: Annotated[list[str] | None, typer.Option(help="Prompt; repeatable for a batch.")] = None,
-    input_ids: Annotated[list[str] | None, typer.Option(help="Prompt as token ids: 1,2,3; repeatable.")] = None,
+    input_text: InputText = None,
+    input_ids: InputIds = None,
     max_output_len: Annotated[int, typer.Option(help="New tokens.")] = 10,
     dump_dir: Annotated[
         Path | None, typer.Option(help="Write step{i}.safetensors, step{i}.txt, manifest.json.")
@@ -50,13 +51,3 @@ def tensors_of(path: Path | None) -> Mapping[str, torch.Tensor] | None:
         return None if path is None else load_file(path)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"--inputs got {str(path)!r}, expected a safetensors file: {error}") from error
-
-
-def parse_ids(text: str) -> list[int]:
-    """Read ``1,2,3``."""
-    from ditto_core.errors import UsageError
-
-    try:
-        return [int(part) for part in text.replace(",", " ").split()]
-    except ValueError as error:
-        raise UsageError(f"--input-ids got {text!r}, expected whole numbers such as 1,2,3") from error

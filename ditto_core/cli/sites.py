@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.tree import Tree
 
+from ditto_core.cli.engine_options import Attention
+
 if TYPE_CHECKING:
     from ditto_core.model.listing import ListedSite
 
@@ -21,7 +23,7 @@ def command(
     glob: Annotated[
         list[str] | None, typer.Argument(help="Selectors, such as 'model.layers.0.**' or '**:q_rope'.")
     ] = None,
-    attention: Annotated[str, typer.Option(help="eager or sdpa.")] = "eager",
+    attention: Attention = "eager",
     tree: Annotated[bool, typer.Option("--tree", help="Show the modules as a tree.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

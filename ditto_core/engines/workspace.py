@@ -58,6 +58,7 @@ class Workspace:
     _digests: dict[ModelSource, str] = field(default_factory=dict, repr=False)
     _factories: dict[ModelSource, str] = field(default_factory=dict, repr=False)
     _unsteady: set[ModelSource] = field(default_factory=set, repr=False)
+    _exports: dict[str, Export] = field(default_factory=dict, repr=False)
     _checked: set[str] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
@@ -142,8 +143,6 @@ class Workspace:
 
     def graph(self, spec: EngineSpec) -> Export:
         """Return the export with its ONNX graph, whatever the backend is."""
-        from ditto_core.model.export import Export
-
         sizes = [spec.dynamic, [name for name, _ in spec.profile.more], spec.later, spec.operators]
         key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, sizes, export_versions())
 
@@ -151,7 +150,17 @@ class Workspace:
             self._export_into(spec, directory)
             self._checked.add(key)
 
-        return Export.load(self.cache.get_or_build("export", key, make, describe=description(spec), on_event=self.say))
+        return self._verified("export", key, make, spec)
+
+    def _verified(self, kind: str, key: str, make: Callable[[Path], None], spec: EngineSpec) -> Export:
+        """Return an export whose every byte was verified once in this workspace; it may be as large as the model."""
+        from ditto_core.model.export import Export
+
+        known = self._exports.get(key)
+        if known is None or not known.directory.is_dir():
+            path = self.cache.get_or_build(kind, key, make, describe=description(spec), on_event=self.say)
+            known = self._exports[key] = Export.load(path)
+        return known
 
     def _export_into(self, spec: EngineSpec, directory: Path) -> None:
         import torch
@@ -192,12 +201,13 @@ class Workspace:
                 shutil.copytree(folder, directory, dirs_exist_ok=True)
 
             self.cache.replace("export", key, make, describe=description(spec), on_event=self.say)
+            del self._exports[key]
         return True
 
     def _outline(self, spec: EngineSpec) -> Export:
         import transformers
 
-        from ditto_core.model.export import FORMAT, Export
+        from ditto_core.model.export import FORMAT
         from ditto_core.model.summary import outline
         from ditto_core.version import __version__
 
@@ -208,7 +218,7 @@ class Workspace:
             with self.progress(f"looking at {spec.model.label}"):
                 outline(self.model(spec.model, spec.attention), directory, dtype=spec.dtype)
 
-        return Export.load(self.cache.get_or_build("outline", key, make, describe=description(spec), on_event=self.say))
+        return self._verified("outline", key, make, spec)
 
     def build(self, spec: EngineSpec) -> Engine:
         """Return the engine of a spec, built once and verified on every read."""

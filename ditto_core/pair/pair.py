@@ -147,7 +147,7 @@ class Pair:
         if self.engine.decoder:
             raise UsageError(f"{self.spec.model.label} is a decoder: call generate(prompts) instead of run(inputs)")
         values = self._values(inputs if inputs is not None else model.examples)
-        self.workspace.export(self.spec).check(values)
+        self.sessions.export.check(values)
         self._fed = values
 
         def run_fn(sides: Sides, floor: Floor | None) -> tuple[Comparison, Floor]:

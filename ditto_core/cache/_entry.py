@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def parse_manifest(text: bytes) -> dict[str, Any] | None:
     try:
         body: dict[str, Any] = json.loads(text)
         digest = body.pop("digest")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
     return body if fingerprint(body) == digest else None
 
@@ -137,8 +138,9 @@ def read_entry(path: Path) -> Entry | None:
 def discard(path: Path) -> None:
     """Remove an entry. It is renamed first, so nobody sees it half removed."""
     grave = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    path.rename(grave)
-    shutil.rmtree(grave)
+    with suppress(FileNotFoundError):  # without locks: another process was faster
+        path.rename(grave)
+        shutil.rmtree(grave)
 
 
 def sync(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -189,9 +188,9 @@ class Workspace:
         if key in self._checked or not exported.onnx_path.exists():
             return False
         self._checked.add(key)
-        with tempfile.TemporaryDirectory(dir=self.cache.state("checks")) as folder:
-            self._export_into(spec, Path(folder))
-            if content_digest(Path(folder)) == content_digest(exported.directory):
+        with self.cache.scratch(key, self.say) as folder:
+            self._export_into(spec, folder)
+            if content_digest(folder) == content_digest(exported.directory):
                 return False
 
             def make(directory: Path) -> None:
@@ -263,7 +262,7 @@ class Workspace:
 
     def floor_path(self, key: str) -> Path:
         """Return the file in which the noise floor of a reference run is kept."""
-        return self.cache.state("floors") / f"{key}.json"
+        return self.cache.state("floors", f"{key}.json")
 
     def _dequantized(self, source: ModelSource) -> ModelSource:
         from ditto_core.model.checkpoint import is_gguf, locate

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest, BuildsFromSource, get_backend
+from ditto_core.engines.copied import check_digests, write_digests
 from ditto_core.errors import BuildError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.export import Export
 from ditto_core.session import Session
@@ -72,8 +73,12 @@ class Engine:
 
     @classmethod
     def load(cls, directory: Path | str) -> Engine:
-        """Open an engine directory. Raises :class:`BuildError` when it holds no engine, or its manifest is damaged."""
+        """Open an engine directory. Raises :class:`BuildError` when it holds no engine, or one that is damaged.
+
+        The files of a copied engine are verified; those of the cache are when it gives the engine.
+        """
         directory = Path(directory)
+        check_digests(directory)
         try:
             text = (directory / MANIFEST_FILE).read_text("utf-8")
         except (OSError, ValueError) as error:
@@ -98,6 +103,7 @@ class Engine:
         shutil.copytree(self.directory, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("entry.json"))
         copied = Engine(**{**self.__dict__, "directory": directory})
         copied.save_manifest()
+        write_digests(directory)
         return copied
 
 

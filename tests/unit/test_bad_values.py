@@ -11,6 +11,7 @@ import torch
 
 from ditto_core import EngineSpec, Tolerance, assert_close
 from ditto_core.cache import Cache
+from ditto_core.engines.copied import DIGESTS_FILE
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
 from ditto_core.errors import BuildError, CacheError, ModelError, UsageError
 from ditto_core.model.loading import load_model, tiny_decoder
@@ -58,6 +59,45 @@ def test_pickled_weights_that_are_damaged_or_hold_code(checkpoint, tmp_path, con
 def test_the_manifest_of_an_engine(tmp_path, manifest):
     (tmp_path / MANIFEST_FILE).write_text(manifest)
     one_line(BuildError, lambda: Engine.load(tmp_path), MANIFEST_FILE)
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A folder as ``Engine.copy_to`` writes it."""
+    spec = EngineSpec.of("model", backend="onnxruntime")
+    (tmp_path / "built").mkdir()
+    engine = Engine(tmp_path / "built", spec, (), decoder=False)
+    engine.save_manifest()
+    (engine.directory / "engine.onnx").write_bytes(b"graph")
+    return engine.copy_to(tmp_path / "copy").directory
+
+
+HARM = {
+    "the content of engine.onnx changed": lambda folder: (folder / "engine.onnx").write_bytes(b"grape"),
+    "engine.onnx has 3 bytes, expected 5": lambda folder: (folder / "engine.onnx").write_bytes(b"gra"),
+    "engine.onnx is missing": lambda folder: (folder / "engine.onnx").unlink(),
+    f"the content of {MANIFEST_FILE} changed": lambda folder: flip(folder / MANIFEST_FILE),
+    f"{DIGESTS_FILE} cannot be read": lambda folder: (folder / DIGESTS_FILE).write_bytes(b'{"files": {}}'),
+}
+
+
+def flip(path):
+    path.write_bytes(path.read_bytes().replace(b"float32", b"float16"))
+
+
+@pytest.mark.parametrize(("told", "harm"), HARM.items(), ids=HARM)
+def test_a_copied_engine_that_was_damaged(copied, told, harm):
+    Engine.load(copied)
+    harm(copied)
+    one_line(BuildError, lambda: Engine.load(copied), f"is damaged .{told}")
+
+
+def test_a_copied_engine_whose_digests_were_removed_or_that_has_another_file(copied):
+    (copied / "notes.txt").write_text("mine")
+    assert Engine.load(copied).spec.backend == "onnxruntime"
+    flip(copied / MANIFEST_FILE)
+    (copied / DIGESTS_FILE).unlink()
+    assert Engine.load(copied).spec.dtype == "float16"
 
 
 def test_what_contains_itself_or_is_too_deep():

@@ -37,8 +37,8 @@ def check_digests(directory: Path) -> None:
     problem = next(problems(directory, path), "")
     if problem:
         raise BuildError(
-            f"the engine in {directory} is damaged ({problem}): copy or build it again, or remove {DIGESTS_FILE} if you "
-            "changed it yourself"
+            f"the engine in {directory} is damaged ({problem}): copy or build it again, or remove {DIGESTS_FILE} if "
+            "you changed it yourself"
         )
 
 

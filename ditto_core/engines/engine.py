@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import BuildReport, BuildRequest, BuildsFromSource, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, get_backend
 from ditto_core.engines.copied import check_digests, write_digests
 from ditto_core.errors import BuildError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.export import Export
@@ -190,12 +190,18 @@ def build_into(
     directory: Path,
     artifacts: Path | None = None,
     load: Callable[[], LoadedModel] | None = None,
+    isolation: str = "",
 ) -> Engine:
-    """Build the engine of a spec into an empty directory and write its manifest and provenance."""
+    """Build the engine of a spec into an empty directory and write its manifest and provenance.
+
+    ``isolation`` is that of :func:`~ditto_core.backends.child.build_backend`.
+    """
+    from ditto_core.backends.child import build_backend
+
     backend = get_backend(spec.backend)
     taps = resolve_taps(spec, export)
     request = BuildRequest(spec, export.onnx_path, taps, export.returned, export.decoder, directory, artifacts, load)
-    report: BuildReport = backend.build(request)
+    report = build_backend(backend, request, isolation)
     shutil.copyfile(export.directory / PROVENANCE_FILE, directory / PROVENANCE_FILE)
     engine = Engine(
         directory,

@@ -215,8 +215,10 @@ class Workspace:
 
         return Export.load(self.cache.get_or_build("outline", key, make, describe=description(spec), on_event=self.say))
 
-    def build(self, spec: EngineSpec) -> Engine:
-        """Return the engine of a spec, built once and verified on every read."""
+    def build(self, spec: EngineSpec, isolation: str = "") -> Engine:
+        """Return the engine of a spec, built once and verified on every read; in a child process if ``isolation`` is
+        ``process``, or where the backend always builds in one.
+        """
         backend = get_backend(spec.backend)
         backend.check(spec)
         exported = self.export(spec)
@@ -235,7 +237,7 @@ class Workspace:
             start = time.perf_counter()
             with self.progress(f"building {spec.model.label} {spec.label}"):
                 load = partial(self.model, spec.model, spec.attention)
-                engine = build_into(spec, exported, directory, artifacts, load)
+                engine = build_into(spec, exported, directory, artifacts, load, isolation)
             facts = {**engine.facts, "export": content, "build_seconds": round(time.perf_counter() - start, 3)}
             replace(engine, facts=facts).save_manifest()
 

@@ -186,7 +186,7 @@ def engines(work: Path) -> dict[str, Format]:
 
 def texts() -> dict[str, Format]:
     suite = b'{"id": "a", "text": "one two"}\n{"id": "b", "prompt": [1, 2, 3], "choices": [[4], [5]], "answer": 0}\n'
-    rules = b'[tolerances]\n"model.layers.*.mlp" = 1e-3\nlogits = {max_abs = 0.01}\n'
+    rules = b'[tolerances]\n"model.layers.*.mlp" = 1e-3\nlogits = 0.01\n'
     names = b'{"names": {"blk.{i}.ffn": "model.layers.{i}.mlp"}, "suffix": true, "ignore": ["x.{r:**}"]}'
     tactics = b'{"Layers": [{"Name": "fc", "TacticName": "k"}, "bare"]}'
     place = {"value": "v", "columns": None, "layout": "a b -> a b", "error": 0.0, "runner_up": 0.0}

@@ -204,7 +204,7 @@ class ComparisonData:
         """Inverse of :meth:`to_json`. Raises :class:`TraceError` for another schema version."""
         if data.get("schema_version") != SCHEMA_VERSION:
             raise TraceError(
-                f"comparison has schema version {data.get('schema_version')}, this version reads {SCHEMA_VERSION}"
+                f"comparison has schema version {data.get('schema_version')!r}, this version reads {SCHEMA_VERSION}"
             )
         observer = data["observer"]
         return cls(

@@ -98,12 +98,15 @@ def read_build(path: Path) -> dict[str, Any] | None:
     """Read our own file of tactics, or the inspector's ``{"Layers": [...]}``; None for other JSON."""
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if isinstance(data, dict) and set(KINDS) <= set(data):
         return data
     if isinstance(data, dict) and isinstance(data.get("Layers"), list):
-        return {"library": "TensorRT", "timings": {}, "layers": dict(map(inspected, data["Layers"]))}
+        try:
+            return {"library": "TensorRT", "timings": {}, "layers": dict(map(inspected, data["Layers"]))}
+        except AttributeError as error:
+            raise UsageError(f"{path} has a layer that is neither a name nor a table") from error
     return None
 
 

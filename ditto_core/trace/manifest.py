@@ -117,7 +117,7 @@ class Manifest:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TraceError(f"{path} is damaged, or is not the manifest of a trace: {first_line(error)}") from error
         if version != SCHEMA_VERSION:
-            raise TraceError(f"{path} has schema version {version}, this version reads {SCHEMA_VERSION}")
+            raise TraceError(f"{path} has schema version {version!r}, this version reads {SCHEMA_VERSION}")
         try:
             return cls._from_json(data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
 from ditto_core import EngineSpec, Tolerance, assert_close
+from ditto_core.align.file import OnnxFile
 from ditto_core.cache import Cache
+from ditto_core.debug.tactics import read_folder
 from ditto_core.engines.copied import DIGESTS_FILE
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
 from ditto_core.errors import BuildError, CacheError, ModelError, UsageError
+from ditto_core.graphs.files import read_model
+from ditto_core.graphs.graph import Graph
 from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.spec import ModelSource
 
@@ -139,3 +145,38 @@ def test_a_file_that_a_build_misses_is_not_blamed_on_the_cache(tmp_path):
 
     with pytest.raises(FileNotFoundError):
         Cache(tmp_path).get_or_build("engines", "key", build, describe={})
+
+
+def onnx_file(folder, location):
+    weights = onnx.TensorProto(name="w", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value=location)
+    node = onnx.helper.make_node("Identity", ["w"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", [], [onnx.helper.make_tensor_value_info("y", 1, [1])], [weights])
+    (folder / "model.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../outside.bin", "deep/../../outside.bin"])
+@pytest.mark.parametrize("read", [OnnxFile, Graph.load, Graph.read, read_model], ids=lambda read: read.__qualname__)
+def test_weights_outside_of_a_models_folder(tmp_path, read, location):
+    (tmp_path / "outside.bin").write_bytes(b"\0" * 4)
+    (tmp_path / "model").mkdir()
+    path = onnx_file(tmp_path / "model", location)
+    one_line(UsageError, lambda: read(path), "expected a file in its folder")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"model": []}', '{"model": {"decoder": 5}}', "{", "[" * 100000])
+def test_the_configuration_beside_an_engine_file(tmp_path, text):
+    (tmp_path / "genai_config.json").write_text(text)
+    one_line(UsageError, lambda: OnnxFile(tmp_path), "genai_config.json")
+
+
+def test_a_file_that_is_no_graph(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"garbage")
+    one_line(UsageError, lambda: Graph.read(tmp_path / "model.onnx"), "not an ONNX model")
+
+
+@pytest.mark.parametrize("layer", [5, None, [1]])
+def test_layers_that_are_none(tmp_path, layer):
+    (tmp_path / "a.json").write_text(json.dumps({"Layers": [layer]}))
+    one_line(UsageError, lambda: read_folder(tmp_path), "a.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ditto_core.backends.onnxruntime import load_library
 from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import place_weights, read_graph, weights_files
 from ditto_core.graphs.graph import shape_of
+from ditto_core.system.files import parse_json
 from ditto_core.system.fingerprint import hash_file
 
 if TYPE_CHECKING:
@@ -177,11 +177,11 @@ def decoder_settings(folder: Path) -> Mapping[str, Any]:
     """
     path = folder / CONFIG
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text()).get("model", {}).get("decoder", {})
+        found: Mapping[str, Any] = parse_json(path.read_text()).get("model", {}).get("decoder", {})
         return dict(found)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no configuration of onnxruntime-genai: {first_line(error)}") from error
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ditto_core.system.files import parse_json
 from ditto_core.system.fingerprint import fingerprint, hash_file
 from ditto_core.version import __version__
 
@@ -115,9 +116,9 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 def parse_manifest(text: bytes) -> dict[str, Any] | None:
     """Return the content of a manifest, or None when it does not fit its own digest."""
     try:
-        body: dict[str, Any] = json.loads(text)
+        body: dict[str, Any] = parse_json(text)
         digest = body.pop("digest")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         return None
     return body if fingerprint(body) == digest else None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import BuildError
+from ditto_core.system.files import parse_json
 from ditto_core.system.fingerprint import fingerprint, hash_file
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ def check_digests(directory: Path) -> None:
 def problems(directory: Path, path: Path) -> Iterator[str]:
     """Yield what is wrong with the files that the digests name."""
     try:
-        data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        data: dict[str, Any] = parse_json(path.read_text("utf-8"))
         files = data["files"]
         sound = data["digest"] == fingerprint(files)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError):
         sound = False
     if not sound:
         yield f"{DIGESTS_FILE} cannot be read"

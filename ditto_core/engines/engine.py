@@ -17,6 +17,7 @@ from ditto_core.model.export import Export
 from ditto_core.session import Session
 from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
 from ditto_core.spec import DERIVED, EngineSpec, ModelSource, Range, ShapeProfile
+from ditto_core.system.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,10 +87,10 @@ class Engine:
                 f"{directory} holds no engine: expected {MANIFEST_FILE}, written by `ditto build`"
             ) from error
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             taps = tuple(Tap.from_json(t) for t in data.pop("taps"))
             return cls(directory, spec_from_json(data.pop("spec")), taps, **data)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
             problem = f"{type(error).__name__} {first_line(error)}"
             raise BuildError(f"{directory / MANIFEST_FILE} is damaged ({problem}): build the engine again") from error
 

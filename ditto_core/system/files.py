@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ditto_core.errors import DittoError, TraceError, first_line
 from ditto_core.system.atomic import temporary_name
@@ -23,6 +24,14 @@ def digest(path: Path) -> str:
         while block := file.read(_BLOCK):
             sha.update(block)
     return sha.hexdigest()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON from outside. Raises ``ValueError``, also for what is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from ditto_core.model.export import Export
 from ditto_core.session import Session
 from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
 from ditto_core.spec import DERIVED, EngineSpec, ModelSource, Range, ShapeProfile
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Engine:
 
         The files of a copied engine are verified; those of the cache are when it gives the engine.
         """
-        directory = Path(directory)
+        directory = path_of(directory, "engine")
         check_digests(directory)
         try:
             text = (directory / MANIFEST_FILE).read_text("utf-8")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsFile, WritesArtifacts, get_backend
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
-from ditto_core.errors import UsageError
+from ditto_core.errors import UsageError, check_type
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.system.fingerprint import directory_digest, fingerprint, module_digest
@@ -328,7 +328,9 @@ def description(spec: EngineSpec) -> dict[str, str]:
 
 
 def build(spec: EngineSpec, workspace: Workspace | None = None) -> Engine:
-    """Return the engine of a spec, from the cache or newly built."""
+    """Return the engine of a spec, from the cache or newly built. Raises :class:`UsageError` for what is no spec."""
+    check_type(spec, EngineSpec, "spec", "an EngineSpec")
+    check_type(workspace, (Workspace, type(None)), "workspace", "a Workspace")
     return (workspace or Workspace()).build(spec)
 
 

@@ -1,10 +1,9 @@
-"""Arbitrary values into every public function and every option: what comes out is a result or the project's own error."""
+"""Arbitrary values into every public function and option: what comes out is a result or the project's own error."""
 
 import inspect
 import sys
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
 import torch
@@ -13,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ditto_core
-from ditto_core.cli import application, main
+from ditto_core.cli import COMMANDS as COMMANDS_OF_DITTO
+from ditto_core.cli import GROUPS, application, main
 from ditto_core.errors import DittoError
 
 TENSORS = st.sampled_from(
@@ -133,7 +133,7 @@ def test_a_function_takes_a_value_or_refuses_it_in_one_line(name):
 
 def commands(command, path=()):
     """Yield every command of the application with the words that call it."""
-    if isinstance(command, click.Group):
+    if hasattr(command, "commands"):
         for name, inner in command.commands.items():
             yield from commands(inner, (*path, name))
     else:
@@ -154,7 +154,7 @@ def test_a_command_takes_a_value_or_refuses_it_in_one_line(path, monkeypatch, ca
         for parameter in known:
             if parameter.name == "help" or not (parameter.required or data.draw(st.integers(0, 4)) == 0):
                 continue
-            option = [parameter.opts[-1]] if isinstance(parameter, click.Option) else []
+            option = [parameter.opts[-1]] if parameter.param_type_name == "option" else []
             flag = bool(option) and parameter.is_flag
             words += option if flag else [*option, data.draw(TEXTS, parameter.name)]
         monkeypatch.setattr(sys, "argv", ["ditto", *words])
@@ -165,3 +165,7 @@ def test_a_command_takes_a_value_or_refuses_it_in_one_line(path, monkeypatch, ca
         assert "Traceback" not in shown
 
     refuse()
+
+
+def test_every_command_is_called():
+    assert {path[0] for path in COMMANDS} == {*COMMANDS_OF_DITTO, *GROUPS}

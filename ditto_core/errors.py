@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from typing import Any
 
 from ditto_core.visible import lines
 
+LONGEST = 120
+"""Characters of a value that a message shows."""
+
 
 class DittoError(Exception):
-    """Base of every error that this library raises on purpose. Its text is safe to show, whatever names it holds."""
+    """Base of every error that this library raises on purpose. Its text is safe to show, whatever names it holds.
+
+    It is one line, whatever values it shows, unless it carries a child's log (``with_log``).
+    """
+
+    with_log = False
 
     def __str__(self) -> str:
-        return lines(super().__str__())
+        text = lines(super().__str__())
+        return text if self.with_log else re.sub(r"\s*\n\s*", " ", text)
 
 
 class UsageError(DittoError):
@@ -34,9 +45,13 @@ class BackendError(DittoError):
 class BuildError(DittoError):
     """The engine could not be built."""
 
+    with_log = True
+
 
 class RunError(DittoError):
     """A built engine failed while it was loaded or stepped."""
+
+    with_log = True
 
 
 class CacheError(DittoError):
@@ -45,6 +60,21 @@ class CacheError(DittoError):
 
 class TraceError(DittoError):
     """A recorded trace, or another tool's dump, cannot be read or does not fit."""
+
+
+def check_type(value: Any, kind: type | tuple[type, ...], what: str, expected: str) -> None:
+    """Raise :class:`UsageError` for a value of another type; ``what`` and ``expected`` are words for its message."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{what} is {shown(value)}, expected {expected}")
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: short, also where its ``repr`` is long or fails."""
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - a value from outside
+        text = f"a {type(value).__name__} without repr ({type(error).__name__})"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({type(value).__name__})"
 
 
 def nearest(name: object, choices: Iterable[str], count: int = 1) -> str:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ditto_core.errors import SelectorError
+from ditto_core.system.files import parse_json
 
 RAW_PREFIXES = ("fx:", "onnx:", "trt:")
 OPERATORS = "**:** **"
@@ -99,7 +100,7 @@ class Provenance:
     @classmethod
     def load(cls, path: Path) -> Provenance:
         """Inverse of :meth:`save`."""
-        data = json.loads(path.read_text())
+        data = parse_json(path.read_text())
         return cls(tuple(Tap.from_json(t) for t in data["taps"]), tuple(data["unmapped"]))
 
 

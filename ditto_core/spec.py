@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ditto_core.errors import UsageError, nearest
+from ditto_core.errors import UsageError, check_type, nearest
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
@@ -81,7 +81,11 @@ class ShapeProfile:
 
     @classmethod
     def of(cls, ranges: Mapping[str, Range]) -> ShapeProfile:
-        """Build a profile from ranges by name: the inverse of :attr:`ranges`."""
+        """Build a profile from ranges by name: the inverse of :attr:`ranges`. Raises :class:`UsageError`."""
+        check_type(ranges, Mapping, "profile", "ranges by name")
+        for name, size in ranges.items():
+            check_type(name, str, "a profile's dimension", "a name")
+            check_type(size, Range, f"profile of {name}", "a Range")
         more = tuple(sorted((name, size) for name, size in ranges.items() if name not in STEP))
         return cls(**{name: size for name, size in ranges.items() if name in STEP}, more=more)
 

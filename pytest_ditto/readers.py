@@ -33,11 +33,14 @@ def read_folder(text: str, base: Path) -> Path:
 
 
 def read_cache(text: str, base: Path) -> Path | str:
-    """Return an absolute folder, or a URL as it is; fsspec must be installed for one."""
+    """Return an absolute folder, one that is there also if it can only be read, or a URL as it is; fsspec must be
+    installed for one.
+    """
     from ditto_core.cache import is_url
 
     if not is_url(text):
-        return read_folder(text, base)
+        path = base / Path(text).expanduser()
+        return path if path.is_dir() and os.access(path, os.R_OK | os.X_OK) else read_folder(text, base)
     if find_spec("fsspec") is None:
         raise ValueError("fsspec to be installed for a URL: pip install 'pytest-ditto-engine[remote]'")
     return text

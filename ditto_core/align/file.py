@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.onnxruntime import load_library
 from ditto_core.errors import BuildError, UsageError, first_line
-from ditto_core.graphs.files import place_weights, read_graph
+from ditto_core.graphs.files import place_weights, read_graph, weights_files
 from ditto_core.graphs.graph import shape_of
+from ditto_core.system.files import parse_json
 from ditto_core.system.fingerprint import hash_file
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ class OnnxFile:
     @cached_property
     def weights(self) -> tuple[str, ...]:
         """The files beside it that hold its weights, relative to its folder."""
-        places = (entry for tensor in self.model.graph.initializer for entry in tensor.external_data)
-        return tuple(sorted({entry.value for entry in places if entry.key == "location"}))
+        return tuple(sorted(weights_files(self.model)))
 
     @cached_property
     def digest(self) -> dict[str, str]:
@@ -103,11 +102,7 @@ class OnnxFile:
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """onnxruntime-genai's configuration of the decoder, empty where there is none beside the file."""
-        path = self.path.parent / CONFIG
-        if not path.is_file():
-            return {}
-        found: Mapping[str, Any] = json.loads(path.read_text()).get("model", {}).get("decoder", {})
-        return found
+        return decoder_settings(self.path.parent)
 
     def copy(self) -> onnx.ModelProto:
         """Return the graph to be changed; the weights are still where they were."""
@@ -165,16 +160,29 @@ def locate(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise UsageError(f"engine file {str(path)!r} does not exist, expected an ONNX file or a folder with one")
-    config = path / CONFIG
-    if config.is_file():
-        named = json.loads(config.read_text()).get("model", {}).get("decoder", {}).get("filename", "")
-        if named and (path / named).is_file():
-            return path / str(named)
+    named = str(decoder_settings(path).get("filename", ""))
+    if named and (path / named).is_file():
+        return path / named
     found = sorted(path.glob("*.onnx"))
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"
         raise UsageError(f"folder {str(path)!r} holds {len(found)} ONNX files ({names}): name the one to test")
     return found[0]
+
+
+def decoder_settings(folder: Path) -> Mapping[str, Any]:
+    """Return onnxruntime-genai's configuration of the decoder in a folder, empty where there is none.
+
+    Raises :class:`UsageError` for a file that is damaged.
+    """
+    path = folder / CONFIG
+    try:
+        found: Mapping[str, Any] = parse_json(path.read_text()).get("model", {}).get("decoder", {})
+        return dict(found)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is no configuration of onnxruntime-genai: {first_line(error)}") from error
 
 
 def port(value: Any) -> Port:

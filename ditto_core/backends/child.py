@@ -1,17 +1,19 @@
-"""A session in a child process: a crash or a hang of the engine fails one test, and the next sequence starts anew."""
+"""A build or a session in a child process: a crash or a hang fails one test, and the next one starts anew."""
 
 from __future__ import annotations
 
 import importlib
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from ditto_core.backends.base import Backend, IsolatesSessions
-from ditto_core.errors import RunError
+from ditto_core.backends.base import Backend, BuildReport, BuildRequest, IsolatesSessions
+from ditto_core.errors import BuildError, RunError, UsageError
 from ditto_core.session import Session, SessionInfo, ShowsCache, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ModelSource
@@ -19,6 +21,9 @@ from ditto_core.spec import EngineSpec, ModelSource
 PROCESS, NONE = "process", "none"
 TIMEOUT = 600.0
 """Seconds that an engine may take to load, or a step from one tensor to the next."""
+
+BUILD_TIMEOUT = 3600.0
+"""Seconds that a build may take in a child process."""
 
 Packed = tuple[str, tuple[int, ...], Any]
 
@@ -38,16 +43,66 @@ def open_backend(
     return CachedChildSession.of(session) if session.shows_cache else session
 
 
+def build_backend(backend: Backend, request: BuildRequest, isolation: str = "") -> BuildReport:
+    """Build an engine here, or in a child process for ``isolation="process"``.
+
+    Raises what the backend raises, and :class:`~ditto_core.errors.BuildError` when the child dies or is silent for
+    :data:`BUILD_TIMEOUT`.
+    """
+    if isolation != PROCESS:
+        return backend.build(request)
+    from ditto_core.system.worker import Worker
+
+    name = f"the build of the {backend.name} engine"
+    worker = Worker("ditto_core.backends.child:Served", name, timeout=BUILD_TIMEOUT, failure=BuildError)
+    found: list[BuildReport] = []
+    try:
+        worker.ask(("build", kind_of(backend), portable(request)), found.append)
+    finally:
+        worker.close()
+    return found[0]
+
+
+def portable(request: BuildRequest) -> BuildRequest:
+    """Return the request without the loaded model, and without a factory that another process cannot import."""
+    source = request.spec.model
+    try:
+        pickle.dumps(source)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        absent = partial(not_importable, source.label)
+        return replace(request, spec=replace(request.spec, model=ModelSource(source.label)), load=absent)
+    return replace(request, load=None)
+
+
+def not_importable(label: str) -> NoReturn:
+    """Refuse to make a model in a child process."""
+    raise UsageError(
+        f"isolation='process' builds in a child process, which cannot make {label}: give a path, a Hub id or a "
+        "function of a module"
+    )
+
+
+def kind_of(backend: Backend) -> str:
+    """Return ``module:name`` of a backend's class."""
+    return f"{type(backend).__module__}:{type(backend).__qualname__}"
+
+
+def backend_of(kind: str) -> Backend:
+    """Inverse of :func:`kind_of`."""
+    module, _, name = kind.partition(":")
+    backend: Backend = getattr(importlib.import_module(module), name)()
+    return backend
+
+
 class ChildSession:
     """Steps a session that lives in a child process. A child that died is started again by :meth:`start`."""
 
     def __init__(
         self, backend: Backend, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...], timeout: float
     ) -> None:
-        kind = type(backend)
         if spec.model.factory is not None:  # what made the module need not be importable there
             spec = replace(spec, model=ModelSource(spec.model.label))
-        self._opening = "open", f"{kind.__module__}:{kind.__qualname__}", spec, directory, taps
+        self._opening = "open", kind_of(backend), spec, directory, taps
         self._backend, self._timeout = backend.name, timeout
         self.taps = taps
         self._launch()
@@ -122,11 +177,13 @@ class Served:
         self, give: Callable[[Any], None], kind: str, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]
     ) -> None:
         """Load the engine and describe its session."""
-        module, _, name = kind.partition(":")
-        backend: Backend = getattr(importlib.import_module(module), name)()
-        self.session = backend.open(spec, directory, taps)
+        self.session = backend_of(kind).open(spec, directory, taps)
         for each in (self.session.info, self.session.taps, isinstance(self.session, ShowsCache)):
             give(each)
+
+    def build(self, give: Callable[[Any], None], kind: str, request: BuildRequest) -> None:
+        """Build an engine and give the report."""
+        give(backend_of(kind).build(request))
 
     def start(self, give: Callable[[Any], None], batch: int) -> None:
         """Begin a new sequence."""

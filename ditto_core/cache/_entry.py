@@ -11,10 +11,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ditto_core.system.files import parse_json
 from ditto_core.system.fingerprint import fingerprint, hash_file
 from ditto_core.version import __version__
 
@@ -114,7 +116,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 def parse_manifest(text: bytes) -> dict[str, Any] | None:
     """Return the content of a manifest, or None when it does not fit its own digest."""
     try:
-        body: dict[str, Any] = json.loads(text)
+        body: dict[str, Any] = parse_json(text)
         digest = body.pop("digest")
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
@@ -137,8 +139,9 @@ def read_entry(path: Path) -> Entry | None:
 def discard(path: Path) -> None:
     """Remove an entry. It is renamed first, so nobody sees it half removed."""
     grave = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    path.rename(grave)
-    shutil.rmtree(grave)
+    with suppress(FileNotFoundError):  # without locks: another process was faster
+        path.rename(grave)
+        shutil.rmtree(grave)
 
 
 def sync(path: Path) -> None:

@@ -8,6 +8,7 @@ The store's content is trusted as far as its owner is: digests find damage, not 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,10 @@ from ditto_core.system.fingerprint import hash_file
 OBJECTS = "objects"
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss"}
 """They have no folders, and making one would make the bucket of a mistyped URL."""
+
+
+LARGEST_MANIFEST = 64 << 20
+"""Bytes; a million files need as much."""
 
 
 class DamagedRemote(Exception):
@@ -54,9 +59,11 @@ class Remote:
         fs, _ = self._opened
         fs.invalidate_cache()
         try:
-            text = fs.cat_file(self._manifest(kind, key))
+            text = fs.cat_file(self._manifest(kind, key), start=0, end=LARGEST_MANIFEST + 1)
         except FileNotFoundError:
             return False
+        if len(text) > LARGEST_MANIFEST:
+            raise DamagedRemote(f"its manifest is too large, expected at most {LARGEST_MANIFEST} bytes")
         body = parse_manifest(text)
         if body is None or (body["kind"], body["key"]) != (kind, key):
             raise DamagedRemote("its manifest is damaged")
@@ -86,10 +93,13 @@ class Remote:
             raise DamagedRemote(f"its manifest names the file {name!r}")
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._opened[0].get_file(self._object(facts["sha256"]), str(target))
-        except FileNotFoundError as error:
-            raise DamagedRemote(f"{name} is missing") from error
+        source = self._object(facts["sha256"])
+        size = self._size(source)
+        if size is None:
+            raise DamagedRemote(f"{name} is missing")
+        if size != facts["size"]:  # before it is fetched: what does not belong there may fill the disk
+            raise DamagedRemote(f"{name} has {size} bytes, expected {facts['size']}")
+        self._opened[0].get_file(source, str(target))
         if hash_file(target) != facts["sha256"]:
             raise DamagedRemote(f"the content of {name} changed")
 
@@ -106,6 +116,8 @@ class Remote:
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def _object(self, digest: str) -> str:
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise DamagedRemote(f"its manifest names the object {digest!r}")
         return f"{self._opened[1]}/{OBJECTS}/{digest}"
 
     def _manifest(self, kind: str, key: str) -> str:

@@ -2,23 +2,23 @@
 
 ``root/kind/key/`` holds an entry's files and ``entry.json`` (what it is, and the size and SHA-256 of each file).
 ``root/locks/`` holds one lock file a key; a build happens in a temporary folder beside the entry and is renamed.
+``root/leases/`` tells which entries a living process uses: pruning leaves them.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from ditto_core.cache._entry import (
     MANIFEST,
@@ -32,32 +32,20 @@ from ditto_core.cache._entry import (
     sync,
     write_manifest,
 )
+from ditto_core.cache._locks import LOCKS, Lease, leased, locked
+from ditto_core.cache._place import DIGESTS, OWN, READ_ONLY, STATE, OnEvent, Place, checked, ignore
 from ditto_core.cache._remote import DamagedRemote, Remote
 from ditto_core.cache._root import ENVIRONMENT, default_root, is_url
 from ditto_core.errors import CacheError, first_line
 from ditto_core.system.fingerprint import DigestMemo
 
-LOCKS, DIGESTS, STATE = "locks", "digests", "state"
-UNWRITABLE = {
-    errno.ENOSPC: "is full",
-    errno.EDQUOT: "is over its quota",
-    errno.EFBIG: "does not take a file that large",
-    errno.EROFS: "is read-only",
-    errno.EACCES: "cannot be written",
-    errno.EPERM: "cannot be written",
-    errno.ENOENT: "cannot be made",
-    errno.ENOTDIR: "is not a directory",
-    errno.EEXIST: "is not a directory",
-}
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
+FORGOTTEN = 86400.0
+"""Seconds after which an unfinished build is a dead one's where no lock can tell."""
 Build = Callable[[Path], None]
-OnEvent = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Cache:
+class Cache(Place):
     """A cache directory. It is made on first use, and every method may raise :class:`CacheError`.
 
     ``remote``: URL of a store behind it, as fsspec takes it; empty for none.
@@ -98,41 +86,47 @@ class Cache:
         line about waiting and about damage. What ``build`` raises passes through, save for a full or unwritable
         cache, which becomes a :class:`CacheError`. A cache that cannot be written to gives the entries that it holds.
         """
-        say = on_event or _ignore
-        path = self.root / _checked(kind) / _checked(key)
-        with self._explained(), self._locked_or_sound(kind, key, say) as locked:
-            if not locked:
-                return path
-            self._remove_leftovers(path)
-            if path.exists():
-                found = damage(path)
-                if not found:
-                    with suppress(PermissionError):  # another user's entry in a shared cache
-                        os.utime(path / MANIFEST)
-                    return path
-                say(f"cache entry {kind}/{key[:12]} is damaged ({found[0]}); it is rebuilt")
-                discard(path)
-            return self._shared(path, build, describe, say) if self.remote else self._build(path, build, describe)
+        say = on_event or ignore
+        path, lease = self.root / checked(kind) / checked(key), self._lease
+        with self._explained(), self._locked_or_sound(kind, key, say) as writable:
+            if writable and not self._sound(path, say):
+                self._shared(path, build, describe, say) if self.remote else self._build(path, build, describe)
+            lease.hold(kind, key)
+        return path
+
+    @cached_property
+    def _lease(self) -> Lease:
+        """What this process uses; made at its first use of the cache, when what dead builds left behind goes."""
+        with suppress(OSError):  # a cache that cannot be written
+            self._sweep_builds()
+            leased(self.root)
+        return Lease(self.root)
+
+    def _sound(self, path: Path, say: OnEvent) -> bool:
+        """Tell whether an entry is there and sound, and mark it as used; one that is damaged is removed."""
+        if not path.exists():
+            return False
+        found = damage(path)
+        if not found:
+            with suppress(PermissionError):  # another user's entry in a shared cache
+                os.utime(path / MANIFEST)
+            return True
+        say(f"cache entry {path.parent.name}/{path.name[:12]} is damaged ({found[0]}); it is rebuilt")
+        discard(path)
+        return False
 
     def replace(
         self, kind: str, key: str, build: Build, *, describe: Mapping[str, Any], on_event: OnEvent | None = None
     ) -> Path:
         """Build an entry in the place of one whose bytes are sound but which is not what its key stands for."""
-        say = on_event or _ignore
-        path = self.root / _checked(kind) / _checked(key)
-        with self._explained(), self._locked(kind, key, say):
+        say = on_event or ignore
+        path = self.root / checked(kind) / checked(key)
+        with self._explained(), locked(self.root, kind, key, say):
             if path.exists():
                 discard(path)
             self._build(path, build, describe)
             if self.remote:
                 self._push(path, say, replace=True)
-        return path
-
-    def state(self, name: str) -> Path:
-        """Return a folder for by-products that may be lost and are not verified (timing caches)."""
-        path = self.root / STATE / _checked(name)
-        with self._explained():
-            path.mkdir(parents=True, exist_ok=True)
         return path
 
     def entries(self) -> list[Entry]:
@@ -147,7 +141,7 @@ class Cache:
         problems = []
         for path in sorted(self._folders()):
             kind, key = path.parent.name, path.name
-            with self._explained(), self._locked(kind, key, _ignore):
+            with self._explained(), locked(self.root, kind, key, ignore):
                 found = damage(path) if path.exists() else []
             problems += [Problem(kind, key, what) for what in found]
         return problems
@@ -155,7 +149,8 @@ class Cache:
     def prune(self, max_size: int | None = None, max_age: float | None = None, dry_run: bool = False) -> list[Entry]:
         """Remove entries unused for ``max_age`` seconds, then the least recently used beyond ``max_size`` bytes.
 
-        Files shared by several entries count once. Returns what was removed (or would be); locked entries stay.
+        Files shared by several entries count once. Returns what was removed (or would be). Entries that are being
+        built, or that another living process uses, stay.
         What dead builds left behind and entries that cannot be read go too, and by-products (:meth:`state`) that were
         last written ``max_age`` ago.
         """
@@ -212,13 +207,13 @@ class Cache:
             shutil.rmtree(work, ignore_errors=True)
             raise
 
-    def _work(self, path: Path) -> Path:
-        work = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-        work.mkdir(parents=True)
-        return work
-
     def _finish(self, work: Path, path: Path) -> Path:
-        work.rename(path)
+        try:
+            work.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(work)  # without locks: another process was faster
         sync(path.parent)
         return path
 
@@ -229,22 +224,23 @@ class Cache:
 
     def _folders(self) -> Iterator[Path]:
         for path in self.root.glob("*/*"):
-            if path.is_dir() and not path.name.startswith(".") and path.parent.name not in (LOCKS, DIGESTS, STATE):
+            if path.is_dir() and not path.name.startswith(".") and path.parent.name not in OWN:
                 yield path
-
-    def _remove_leftovers(self, path: Path) -> None:
-        for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # the lock is ours: whoever made it is dead
-            shutil.rmtree(leftover)
 
     def _sweep(self) -> None:
         for path in self._folders():
             if read_manifest(path) is None:
-                with suppress(Timeout), self._lock(path.parent.name, path.name).acquire(timeout=0):
+                with suppress(Timeout), locked(self.root, path.parent.name, path.name, None):
                     discard(path)
+        self._sweep_builds()
+
+    def _sweep_builds(self) -> None:
+        """Remove the folders of builds whose process is dead: nobody holds their locks."""
         for path in self.root.glob("*/.*.tmp"):
-            target = path.with_name(path.name[1:].rsplit(".", 2)[0])
-            with suppress(Timeout), self._lock(target.parent.name, target.name).acquire(timeout=0):
-                self._remove_leftovers(target)
+            key = path.name[1:].rsplit(".", 2)[0]
+            with suppress(Timeout, FileNotFoundError), locked(self.root, path.parent.name, key, None) as sure:
+                if sure or time.time() - path.stat().st_mtime > FORGOTTEN:
+                    shutil.rmtree(path)
 
     def _forget(self, since: float) -> None:
         for path in self.root.glob(f"{STATE}/*/*"):
@@ -253,37 +249,21 @@ class Cache:
 
     def _remove(self, entry: Entry, dry_run: bool) -> bool:
         try:
-            with self._lock(entry.kind, entry.key).acquire(timeout=0):
+            with locked(self.root, entry.kind, entry.key, None):
+                if f"{entry.kind}/{entry.key}" in leased(self.root):
+                    return False
                 if not dry_run:
                     discard(entry.path)
         except Timeout:
             return False
         return True
 
-    def _lock(self, kind: str, key: str) -> FileLock:
-        folder = self.root / LOCKS
-        folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / f"{kind}-{key}.lock")
-
-    @contextmanager
-    def _locked(self, kind: str, key: str, say: OnEvent) -> Iterator[None]:
-        lock = self._lock(kind, key)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            say(f"waiting for another process that holds {kind}/{key[:12]}")
-            lock.acquire(poll_interval=0.1)
-        try:
-            yield
-        finally:
-            lock.release()
-
     @contextmanager
     def _locked_or_sound(self, kind: str, key: str, say: OnEvent) -> Iterator[bool]:
-        """Hold an entry's lock and give True. Where no lock can be written, give False if the entry is sound."""
+        """Hold an entry's lock and give True. Where nothing can be written, give False if the entry is sound."""
         with ExitStack() as held:
             try:
-                held.enter_context(self._locked(kind, key, say))
+                held.enter_context(locked(self.root, kind, key, say))
             except OSError as error:
                 if error.errno not in READ_ONLY or damage(self.root / kind / key):
                     raise
@@ -291,36 +271,7 @@ class Cache:
                 return
             yield True
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            missing = error.errno == errno.ENOENT and self.root.exists()  # not the cache itself, but something in it
-            if missing or error.errno not in UNWRITABLE or not self._concerns(error):
-                raise
-            state = UNWRITABLE[error.errno]
-            remedy = f"free space (`ditto cache prune`) or choose another with --ditto-cache-dir or {ENVIRONMENT}"
-            raise CacheError(f"the cache directory {self.root} {state}: {remedy}") from error
-
-    def _concerns(self, error: OSError) -> bool:
-        """Tell whether an error is about the cache; a write that fails because the disk is full names no file."""
-        if error.filename is None:
-            return True
-        name = Path(os.fsdecode(error.filename))
-        return name == self.root or self.root in name.parents or name in self.root.parents
-
-
-def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name) or name in (LOCKS, DIGESTS):
-        raise CacheError(f"{name!r} cannot name a cache entry, expected letters, digits, '.', '_' and '-'")
-    return name
-
 
 def error_line(error: Exception) -> str:
     """Return an exception's class and the first line of its text."""
     return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _ignore(message: str) -> None:
-    """Swallow an event."""

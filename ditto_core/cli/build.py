@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from ditto_core.cli.engine_options import Attention, Backend, BuildOption, CacheDir, Dtype, Profile, key_value, settings
 from ditto_core.errors import UsageError
 from ditto_core.spec import ALL_SITES, EngineSpec
+from ditto_core.system.files import parse_json
 from ditto_core.visible import visible
 
 ADD_OUTPUT_VARIABLE = "TRTLLM_ADD_OUTPUT"
@@ -68,7 +68,7 @@ def outputs(names: list[str], variable: str) -> Mapping[str, str] | tuple[str, .
     aliases: dict[str, str] = {}
     if variable:
         try:
-            aliases = json.loads(variable)
+            aliases = parse_json(variable)
         except ValueError as error:
             raise UsageError(f"{ADD_OUTPUT_VARIABLE} is no JSON, expected {{raw name: alias}}: {error}") from error
         if not isinstance(aliases, dict) or not all(isinstance(v, str) for v in aliases.values()):

@@ -12,7 +12,7 @@ import torch
 from ditto_core.compare.findings import find
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.structure import Leaf, walk
-from ditto_core.errors import UsageError
+from ditto_core.errors import UsageError, shown
 
 LINES, HINTS, OTHERS, PATHS = 10, 2, 3, 5
 """At most: lines of a message, findings, other tensors with their verdict, and further ones by path."""
@@ -37,9 +37,10 @@ class Bounds:
     def __post_init__(self) -> None:
         for name, most in (("rtol", math.inf), ("atol", math.inf), ("rel_l2", math.inf), ("max_mismatch_ratio", 1.0)):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= most:
+            number = isinstance(value, int | float)
+            if value is not None and not (number and 0 <= value <= most):
                 expected = "a number of 0 or more" if most > 1 else "a share from 0 to 1"
-                raise UsageError(f"{name} is {value}, expected {expected}")
+                raise UsageError(f"{name} is {shown(value)}, expected {expected}")
 
     @property
     def elementwise(self) -> bool:

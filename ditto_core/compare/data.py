@@ -24,10 +24,10 @@ from ditto_core.compare.risk import Risk, risk_of
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import Verdict
-from ditto_core.errors import SelectorError, TraceError
+from ditto_core.errors import SelectorError, TraceError, shown
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap, matches, no_match
-from ditto_core.system.files import reading, replace_text
+from ditto_core.system.files import parse_json, path_of, reading, replace_text
 from ditto_core.system.receipt import Receipt
 from ditto_core.visible import visible
 
@@ -201,10 +201,12 @@ class ComparisonData:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_json`. Raises :class:`TraceError` for another schema version."""
+        """Inverse of :meth:`to_json`. Raises :class:`TraceError` for another schema version, or no such table."""
+        if not isinstance(data, Mapping):
+            raise TraceError(f"comparison is {shown(data)}, expected a table")
         if data.get("schema_version") != SCHEMA_VERSION:
             raise TraceError(
-                f"comparison has schema version {data.get('schema_version')}, this version reads {SCHEMA_VERSION}"
+                f"comparison has schema version {data.get('schema_version')!r}, this version reads {SCHEMA_VERSION}"
             )
         observer = data["observer"]
         return cls(
@@ -231,5 +233,6 @@ class ComparisonData:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Inverse of :meth:`save`. Raises :class:`TraceError` for a file that is no comparison."""
+        path = path_of(path, "comparison")
         with reading(path):
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))

@@ -10,6 +10,7 @@ from pathlib import Path
 from ditto_core.debug.check import Verdict
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
+from ditto_core.system.files import parse_json
 
 FORMAT = "ditto-debug-replay"
 DEFAULT_NAME = "ditto_debug_replay.jsonl"
@@ -67,7 +68,7 @@ def read(path: Path, search: str) -> dict[str, Verdict]:
     """Return the verdicts of a journal's file. Raises :class:`UsageError` when it is none, or of another search."""
     lines = path.read_text().splitlines()
     try:
-        head = json.loads(lines[0])
+        head = parse_json(lines[0])
         known = head["search"] if head["format"] == FORMAT else None
     except (IndexError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a replay of `ditto debug`; remove it or choose another file") from error
@@ -76,7 +77,7 @@ def read(path: Path, search: str) -> dict[str, Verdict]:
     verdicts = {}
     for i, line in enumerate(lines[1:], 1):
         try:
-            data = json.loads(line)
+            data = parse_json(line)
             verdicts[str(data["key"])] = Verdict.from_json(data["verdict"])
         except (ValueError, KeyError, TypeError) as error:
             if i < len(lines) - 1:

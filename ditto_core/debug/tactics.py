@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from ditto_core.debug.builds import TACTICS_SUFFIX
 from ditto_core.errors import UsageError
+from ditto_core.system.files import parse_json
 
 KINDS = ("timings", "layers")
 NO_TACTICS: Mapping[str, str] = {
@@ -97,13 +97,16 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
 def read_build(path: Path) -> dict[str, Any] | None:
     """Read our own file of tactics, or the inspector's ``{"Layers": [...]}``; None for other JSON."""
     try:
-        data = json.loads(path.read_text())
+        data = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if isinstance(data, dict) and set(KINDS) <= set(data):
         return data
     if isinstance(data, dict) and isinstance(data.get("Layers"), list):
-        return {"library": "TensorRT", "timings": {}, "layers": dict(map(inspected, data["Layers"]))}
+        try:
+            return {"library": "TensorRT", "timings": {}, "layers": dict(map(inspected, data["Layers"]))}
+        except AttributeError as error:
+            raise UsageError(f"{path} has a layer that is neither a name nor a table") from error
     return None
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from ditto_core.dumps import etdump, files, polygraphy, traces, trtllm
 from ditto_core.dumps.base import Dump, Format
 from ditto_core.errors import TraceError, UsageError, nearest
+from ditto_core.system.files import path_of
 
 __all__ = ["FORMATS", "Dump", "Format", "format_of", "open_dump"]
 
@@ -43,13 +44,14 @@ def open_dump(path: Path | str, **options: Any) -> Dump:
     Raises :class:`TraceError` when the path is missing, of no known format, or damaged, :class:`UsageError` for an
     option that the format does not have.
     """
+    path = path_of(path, "dump")
     form = format_of(path)
-    return form.open(Path(path), **checked(form, options))
+    return form.open(path, **checked(form, options))
 
 
 def format_of(path: Path | str) -> Format:
     """Return the format of a dump. Raises :class:`TraceError` when the path is missing or of no known format."""
-    path = Path(path)
+    path = path_of(path, "dump")
     if not path.exists():
         raise TraceError(f"{path} does not exist")
     for candidate in FORMATS:

@@ -7,7 +7,6 @@ matched by a part of a name or by position, and matching by suffix only happens 
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ import torch
 from ditto_core.dumps.base import Dump
 from ditto_core.dumps.padding import Padding, whole_numbers
 from ditto_core.errors import TraceError, UsageError, nearest
-from ditto_core.system.files import reading
+from ditto_core.system.files import parse_json, reading
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -132,7 +131,7 @@ class NameMap:
         path = Path(path)
         with reading(path):
             text = path.read_text(encoding="utf-8")
-            data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            data = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
             return cls.from_json(data)
 
     @classmethod

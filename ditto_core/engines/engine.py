@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import BuildReport, BuildRequest, BuildsFromSource, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, get_backend
+from ditto_core.engines.copied import check_digests, write_digests
 from ditto_core.errors import BuildError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.export import Export
 from ditto_core.session import Session
 from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
 from ditto_core.spec import DERIVED, EngineSpec, ModelSource, Range, ShapeProfile
+from ditto_core.system.files import parse_json, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,8 +74,12 @@ class Engine:
 
     @classmethod
     def load(cls, directory: Path | str) -> Engine:
-        """Open an engine directory. Raises :class:`BuildError` when it holds no engine, or its manifest is damaged."""
-        directory = Path(directory)
+        """Open an engine directory. Raises :class:`BuildError` when it holds no engine, or one that is damaged.
+
+        The files of a copied engine are verified; those of the cache are when it gives the engine.
+        """
+        directory = path_of(directory, "engine")
+        check_digests(directory)
         try:
             text = (directory / MANIFEST_FILE).read_text("utf-8")
         except (OSError, ValueError) as error:
@@ -81,10 +87,10 @@ class Engine:
                 f"{directory} holds no engine: expected {MANIFEST_FILE}, written by `ditto build`"
             ) from error
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             taps = tuple(Tap.from_json(t) for t in data.pop("taps"))
             return cls(directory, spec_from_json(data.pop("spec")), taps, **data)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
             problem = f"{type(error).__name__} {first_line(error)}"
             raise BuildError(f"{directory / MANIFEST_FILE} is damaged ({problem}): build the engine again") from error
 
@@ -98,6 +104,7 @@ class Engine:
         shutil.copytree(self.directory, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("entry.json"))
         copied = Engine(**{**self.__dict__, "directory": directory})
         copied.save_manifest()
+        write_digests(directory)
         return copied
 
 
@@ -184,12 +191,18 @@ def build_into(
     directory: Path,
     artifacts: Path | None = None,
     load: Callable[[], LoadedModel] | None = None,
+    isolation: str = "",
 ) -> Engine:
-    """Build the engine of a spec into an empty directory and write its manifest and provenance."""
+    """Build the engine of a spec into an empty directory and write its manifest and provenance.
+
+    ``isolation`` is that of :func:`~ditto_core.backends.child.build_backend`.
+    """
+    from ditto_core.backends.child import build_backend
+
     backend = get_backend(spec.backend)
     taps = resolve_taps(spec, export)
     request = BuildRequest(spec, export.onnx_path, taps, export.returned, export.decoder, directory, artifacts, load)
-    report: BuildReport = backend.build(request)
+    report = build_backend(backend, request, isolation)
     shutil.copyfile(export.directory / PROVENANCE_FILE, directory / PROVENANCE_FILE)
     engine = Engine(
         directory,

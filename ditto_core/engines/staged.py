@@ -95,7 +95,7 @@ def open_engine(workspace: Workspace, engine: Engine, isolation: str = "", timeo
     if not workspace.export(engine.spec).seq2seq:
         return engine.open(isolation, timeout)
     return StagedSession(
-        engine.open(isolation, timeout), lambda: later_engine(workspace, engine).open(isolation, timeout)
+        engine.open(isolation, timeout), lambda: later_engine(workspace, engine, isolation).open(isolation, timeout)
     )
 
 
@@ -112,7 +112,7 @@ def open_copy(engine: Engine) -> Session:
     return StagedSession(engine.open(), lambda: type(engine).load(engine.directory / LATER).open())
 
 
-def later_engine(workspace: Workspace, engine: Engine) -> Engine:
+def later_engine(workspace: Workspace, engine: Engine, isolation: str = "") -> Engine:
     """Build the engine of an encoder-decoder's later steps, with those of the first's taps that they have too.
 
     Raises :class:`UsageError` for a file that is there already: it is one graph.
@@ -125,4 +125,4 @@ def later_engine(workspace: Workspace, engine: Engine) -> Engine:
         name = next((name for name in (tap.site, *tap.aliases) if known.find(name)), "")
         if name:
             taps[name] = tap.site
-    return workspace.build(engine.spec.later_steps(taps))
+    return workspace.build(engine.spec.later_steps(taps), isolation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsFile, WritesArtifacts, get_backend
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
-from ditto_core.errors import UsageError
+from ditto_core.errors import UsageError, check_type
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.system.fingerprint import directory_digest, fingerprint, module_digest
@@ -192,9 +191,9 @@ class Workspace:
         if key in self._checked or not exported.onnx_path.exists():
             return False
         self._checked.add(key)
-        with tempfile.TemporaryDirectory(dir=self.cache.state("checks")) as folder:
-            self._export_into(spec, Path(folder))
-            if content_digest(Path(folder)) == content_digest(exported.directory):
+        with self.cache.scratch(key, self.say) as folder:
+            self._export_into(spec, folder)
+            if content_digest(folder) == content_digest(exported.directory):
                 return False
 
             def make(directory: Path) -> None:
@@ -220,8 +219,10 @@ class Workspace:
 
         return self._verified("outline", key, make, spec)
 
-    def build(self, spec: EngineSpec) -> Engine:
-        """Return the engine of a spec, built once and verified on every read."""
+    def build(self, spec: EngineSpec, isolation: str = "") -> Engine:
+        """Return the engine of a spec, built once and verified on every read; in a child process if ``isolation`` is
+        ``process``, or where the backend always builds in one.
+        """
         backend = get_backend(spec.backend)
         backend.check(spec)
         exported = self.export(spec)
@@ -240,7 +241,7 @@ class Workspace:
             start = time.perf_counter()
             with self.progress(f"building {spec.model.label} {spec.label}"):
                 load = partial(self.model, spec.model, spec.attention)
-                engine = build_into(spec, exported, directory, artifacts, load)
+                engine = build_into(spec, exported, directory, artifacts, load, isolation)
             facts = {**engine.facts, "export": content, "build_seconds": round(time.perf_counter() - start, 3)}
             replace(engine, facts=facts).save_manifest()
 
@@ -267,7 +268,7 @@ class Workspace:
 
     def floor_path(self, key: str) -> Path:
         """Return the file in which the noise floor of a reference run is kept."""
-        return self.cache.state("floors") / f"{key}.json"
+        return self.cache.state("floors", f"{key}.json")
 
     def _dequantized(self, source: ModelSource) -> ModelSource:
         from ditto_core.model.checkpoint import is_gguf, locate
@@ -331,7 +332,9 @@ def description(spec: EngineSpec) -> dict[str, str]:
 
 
 def build(spec: EngineSpec, workspace: Workspace | None = None) -> Engine:
-    """Return the engine of a spec, from the cache or newly built."""
+    """Return the engine of a spec, from the cache or newly built. Raises :class:`UsageError` for what is no spec."""
+    check_type(spec, EngineSpec, "spec", "an EngineSpec")
+    check_type(workspace, (Workspace, type(None)), "workspace", "a Workspace")
     return (workspace or Workspace()).build(spec)
 
 

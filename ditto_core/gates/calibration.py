@@ -120,7 +120,7 @@ def calibrate_suite(
     not fit the engine or on which a site diverges.
     """
     check_runs(work.spec.backend)
-    path = workspace.cache.state(STATE) / f"{work.key(suite, workspace)}.jsonl"
+    path = workspace.cache.state(STATE, f"{work.key(suite, workspace)}.jsonl")
     journal = Journal(path, Measured.to_json, Measured.from_json)
     tasks = {sample.id: sample for sample in suite.samples}
     found = carry_on(journal, f"calibration on {suite.name}", work, tasks, workspace, run=run, on_sample=on_sample)

@@ -104,7 +104,7 @@ def run_gate(
     :class:`RunError` when a sample has no result in the end.
     """
     job, identity = prepare(gate, workspace, baseline)
-    path = workspace.cache.state(STATE) / f"{fingerprint(identity.key, str(shard))}.jsonl"
+    path = workspace.cache.state(STATE, f"{fingerprint(identity.key, str(shard))}.jsonl")
     journal = Journal(path, Record.to_json, Record.from_json)
     mine = shard.of(gate.suite.samples)
     tasks = {sample.id: Task(sample, baseline.known(sample.id) if baseline else None) for sample in mine}

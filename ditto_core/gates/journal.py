@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ditto_core.engines.workers import Run, Work
+from ditto_core.system.files import parse_json
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
@@ -56,7 +57,7 @@ class Journal(Generic[T]):
     def _parsed(self, lines: Sequence[bytes]) -> Iterator[tuple[str, T]]:
         for line in lines:
             try:
-                data = json.loads(line)
+                data = parse_json(line)
                 yield str(data["sample"]), self.load(data["result"])
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
+from ditto_core.system.files import parse_json
 from ditto_core.system.fingerprint import fingerprint
 
 Text = str | tuple[int, ...]
@@ -152,7 +153,7 @@ def read_lines(name: str, lines: Iterable[str]) -> Iterable[Sample]:
         if not line.strip():
             continue
         try:
-            yield Sample.from_json(json.loads(line), str(number))
+            yield Sample.from_json(parse_json(line), str(number))
         except ValueError as error:
             expected = f"JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
             raise UsageError(f"{name}, line {number}: expected {expected}") from error

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 
 from ditto_core.cache import link_or_copy
+from ditto_core.errors import UsageError, first_line
 
 LARGEST = 1_500_000_000
 """Bytes of weights from which a file keeps them beside the graph: protobuf ends at 2 GB."""
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
-    """Load the graph; the weights stay in their own file."""
-    return onnx.load(str(path), load_external_data=False)
+    """Load the graph; the weights stay in their own file.
+
+    Raises ``FileNotFoundError`` where there is no file, :class:`UsageError` for what is no ONNX model and for one that
+    keeps weights outside of its folder.
+    """
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except DecodeError as error:
+        raise UsageError(f"{path} is not an ONNX model: {first_line(error)}") from error
+    for name in sorted(weights_files(model)):
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise UsageError(f"{path} keeps its weights in {name!r}, expected a file in its folder")
+    return model
+
+
+def weights_files(model: onnx.ModelProto) -> set[str]:
+    """Return the files beside a graph that hold its weights, relative to its folder."""
+    return {e.value for t in stored_tensors(model.graph) for e in t.external_data if e.key == "location"}
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -76,8 +94,7 @@ def place_weights(model: onnx.ModelProto, source: Path, target: Path, *, copy: b
     They are hard links to those in the folder ``source`` where that is possible, so neither may be written to;
     ``copy`` makes files of their own, for libraries that refuse links. Files that are there stay.
     """
-    names = {e.value for t in stored_tensors(model.graph) for e in t.external_data if e.key == "location"}
-    for name in sorted(names):
+    for name in sorted(weights_files(model)):
         if not (target / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (shutil.copyfile if copy else link_or_copy)(source / name, target / name)

@@ -57,6 +57,8 @@ class Graph:
             load_weights(model, path.parent)
         except FileNotFoundError as error:
             raise UsageError(f"{path} is not there, or its weights are not") from error
+        except UsageError:
+            raise
         except Exception as error:
             raise UsageError(f"{path} is not an ONNX model: {first_line(error)}") from error
         if not model.graph.node:

@@ -39,6 +39,7 @@ from ditto_core.model.wrappers import (
     vocab_size,
 )
 from ditto_core.sites import Provenance, Tap, final_site, is_operator, source_line
+from ditto_core.system.files import parse_json
 
 ONNX_FILE = "model.onnx"
 PROVENANCE_FILE = "provenance.json"
@@ -119,7 +120,7 @@ class Export:
     @classmethod
     def load(cls, directory: Path) -> Export:
         """Open what :func:`export` wrote."""
-        data = json.loads((directory / EXPORT_FILE).read_text())
+        data = parse_json((directory / EXPORT_FILE).read_text())
         lists = {name: tuple(data[name]) for name in ("inputs", "outputs")}
         return cls(directory, **{**data, **lists})
 

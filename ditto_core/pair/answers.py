@@ -6,7 +6,6 @@ give the questions that only the reference answers right.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.text import headline
 from ditto_core.errors import UsageError, first_line, nearest
+from ditto_core.system.files import parse_json
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -80,11 +80,11 @@ def read_samples(path: Path) -> list[Sample]:
 def sample_of(line: str, where: str) -> Sample:
     """Read one line."""
     try:
-        data = json.loads(line)
+        data = parse_json(line)
         requests = tuple(map(arguments, listed(data["arguments"])))
         scores = {name: bool(value) for name, value in data.items() if is_score(name, value)}
         return Sample(str(data["doc_id"]), str(data.get("filter", "")), requests, tuple(data["resps"]), scores)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{where} is no sample of lm_eval --log_samples ({type(error).__name__} {first_line(error)})"
         ) from error

@@ -13,12 +13,13 @@ from ditto_core.backends.base import backend_names
 from ditto_core.compare.comparison import Comparison
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
 from ditto_core.engines.workspace import Workspace, torch_threads
-from ditto_core.errors import UsageError, nearest
+from ditto_core.errors import UsageError, check_type, nearest
 from ditto_core.pair.inputs import rounded
 from ditto_core.pair.pair import AnyInputs, Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec, ModelSource, parse_backend
 from ditto_core.stepping.lockstep import Sides, single_step
+from ditto_core.system.files import path_of
 from ditto_core.system.receipt import make_receipt
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def compare_engine(
 
     Raises :class:`~ditto_core.errors.UsageError` for settings or inputs that do not fit.
     """
+    check_type(workspace, (Workspace, type(None)), "workspace", "a Workspace")
     workspace = workspace or Workspace()
     options = PairOptions(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     if callable(engine):
@@ -79,6 +81,7 @@ def _built(engine: Any) -> Engine | None:
     """Return an engine that exists; None for a backend's name and for a file of another tool."""
     if isinstance(engine, Engine):
         return engine
+    path_of(engine, "engine")
     return Engine.load(engine) if (Path(engine) / MANIFEST_FILE).is_file() else None
 
 

@@ -11,13 +11,16 @@ import torch
 
 from ditto_core.backends.base import check_runs
 from ditto_core.compare.tolerance import Tolerance
-from ditto_core.errors import UsageError
+from ditto_core.engines.engine import Engine
+from ditto_core.engines.workspace import Workspace
+from ditto_core.errors import UsageError, check_type
 from ditto_core.model.checkpoint import vocab_size
 from ditto_core.model.forward import DECODED
 from ditto_core.pair.inputs import rounded
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.pair.runner import RunFn, Runner
 from ditto_core.pair.sessions import Sessions
+from ditto_core.spec import EngineSpec
 from ditto_core.stepping.choosing import allowed_tokens, first_ids
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.inputs import input_differences
@@ -28,13 +31,10 @@ from ditto_core.system.fingerprint import fingerprint
 if TYPE_CHECKING:
     from ditto_core.compare.blame import Localization
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.engines.engine import Engine
-    from ditto_core.engines.workspace import Workspace
     from ditto_core.model.export import Export
     from ditto_core.relations import InputRelations, Relation, Relations
     from ditto_core.repro.repro import Fed, Repro
     from ditto_core.session import Session
-    from ditto_core.spec import EngineSpec
 
 AnyInputs = Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor] | None
 """Prompts of a decoder, inputs by name of another model, or None for its examples."""
@@ -61,6 +61,10 @@ class Pair:
         *,
         sessions: Sessions | None = None,
     ) -> None:
+        check_type(workspace, Workspace, "workspace", "a Workspace")
+        check_type(spec, EngineSpec, "spec", "an EngineSpec")
+        check_type(options, (PairOptions, type(None)), "options", "PairOptions")
+        check_type(engine, (Engine, type(None)), "engine", "an Engine")
         self.options = options or PairOptions()
         self.sessions = sessions or Sessions(workspace, spec, self.options, engine)
         self._runner = Runner(self.sessions, self.options)

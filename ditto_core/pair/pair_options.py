@@ -32,8 +32,8 @@ class PairOptions:
     (0 leaves them). ``dump``: folder for traces.
     ``localize``: also measure the error that each tapped site adds by itself, and name causes. ``localize_failed``: do
     so in a second run when a comparison fails and took at most this many seconds (0: never).
-    ``isolation``: where the engine runs, in a child process (``process``) or in this one (``none``); empty: as its
-    backend asks. ``step_timeout``: seconds that a child process may take to load the engine, or for one step.
+    ``isolation``: where the engine is built and runs, in child processes (``process``) or here (``none``); empty:
+    as its backend asks. ``step_timeout``: seconds that a child process may take to load the engine, or for one step.
     """
 
     reference: Any = "eager"

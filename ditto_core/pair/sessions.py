@@ -41,7 +41,7 @@ class Sessions:
         if self._given is not None:
             return self._given
         check_runs(self.spec.backend)
-        return self.workspace.build(self.spec)
+        return self.workspace.build(self.spec, self._options.isolation)
 
     @property
     def model(self) -> LoadedModel:
@@ -74,7 +74,7 @@ class Sessions:
         """The same engine without taps, or None when the observer check is off."""
         if not self._options.observer or not self.spec.outputs:
             return None
-        return self._open(self.workspace.build(self.spec.untapped()))
+        return self._open(self.workspace.build(self.spec.untapped(), self._options.isolation))
 
     @cached_property
     def reference(self) -> Session:

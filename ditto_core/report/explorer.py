@@ -122,5 +122,7 @@ def load(path: Path, *, data: bool) -> onnx.ModelProto:
 
     try:
         return read_model(path) if data else read_graph(path)
+    except UsageError:
+        raise
     except Exception as error:
         raise UsageError(f"{path} is not an ONNX file: {type(error).__name__}") from error

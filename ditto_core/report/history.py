@@ -17,6 +17,7 @@ from ditto_core.compare._record import decode, encode
 from ditto_core.compare.text import BARS
 from ditto_core.errors import UsageError
 from ditto_core.report.markdown import code, row
+from ditto_core.system.files import parse_json
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ def read(path: Path) -> list[Entry]:
 def entry_of(line: str, where: str) -> Entry:
     """Read one line."""
     try:
-        data = json.loads(line)
+        data = parse_json(line)
         entry = Entry(**{field.name: decode(data[field.name]) for field in fields(Entry)})
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{where} is no entry of a history ({type(error).__name__})") from error
     for name, kind in KINDS.items():
         if not isinstance(getattr(entry, name), kind):

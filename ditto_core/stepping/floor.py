@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ditto_core.system.atomic import write_atomic
+from ditto_core.system.files import parse_json
 from ditto_core.system.fingerprint import fingerprint
 
 
@@ -33,14 +34,14 @@ BESIDE_TRACES = "floor.json"
 def read_floor(path: Path, say: Callable[[str], None]) -> Floor | None:
     """Read a noise floor; None when there is none. One that is not what was written is said, and is none."""
     try:
-        data = json.loads(path.read_text())
+        data = parse_json(path.read_text())
         if data["sha256"] == fingerprint(data["floor"]):
             return {
                 site: {int(step): read_noise(v) for step, v in steps.items()} for site, steps in data["floor"].items()
             }
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     say(f"the noise floor in {path.parent.name}/{path.name[:12]} is damaged and not used")
     return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from ditto_core.errors import DittoError, TraceError, first_line
+from ditto_core.errors import DittoError, TraceError, UsageError, check_type, first_line, shown
 from ditto_core.system.atomic import temporary_name
 
 _BLOCK = 1 << 20
@@ -23,6 +24,22 @@ def digest(path: Path) -> str:
         while block := file.read(_BLOCK):
             sha.update(block)
     return sha.hexdigest()
+
+
+def path_of(value: Any, what: str) -> Path:
+    """Return a path. Raises :class:`UsageError` for what can be none: another type, an empty text, a null character."""
+    check_type(value, (str, os.PathLike), what, "a path")
+    if not os.fspath(value) or "\0" in str(value):
+        raise UsageError(f"{what} is {shown(value)}, expected a path")
+    return Path(value)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON from outside. Raises ``ValueError``, also for what is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Run native work in a child process, so that a segfault, an out-of-memory or a hang is an error and not the end.
 
 The child is a fresh interpreter (``python -m ditto_core.system.isolate REQUEST RESULT``); JSON goes in and comes out
-through files, never pickle, and whatever the child prints goes to a log.
+through files without names, never pickle, and whatever the child prints goes to a log. So a kill leaves no file behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from ditto_core.errors import BuildError, DittoError
-from ditto_core.system.atomic import write_atomic
 
 TAIL_LINES, TAIL_BYTES = 12, 16 << 10
 SIGNALS = {
@@ -46,22 +45,26 @@ def run_isolated(
     a signal, a timeout, an exit without a result) raises ``failure``: the cause on the first line, then the last lines
     of the log. The child does not outlive this call, nor this process.
     """
-    with tempfile.TemporaryDirectory(prefix="ditto-isolate-") as folder:
-        work = Path(folder)
-        log = log or work / "log.txt"
-        request, result = work / "request.json", work / "result.json"
-        request.write_text(json.dumps({"target": target, "kwargs": dict(kwargs), "parent": os.getpid()}))
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a+b") as sink:
-            cause = _run([str(request), str(result)], env or {}, timeout, sink)
-            if result.exists() and not cause:
-                return _unpack(json.loads(result.read_text()), target, sink, failure)
-            raise failure(message(target, cause or "ended without a result", sink))
+    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as result, _sink(log) as sink:
+        request.write(json.dumps({"target": target, "kwargs": dict(kwargs), "parent": os.getpid()}).encode())
+        request.seek(0)
+        cause = _run([request.fileno(), result.fileno()], env or {}, timeout, sink)
+        text = os.pread(result.fileno(), os.fstat(result.fileno()).st_size, 0)
+        if text and not cause:
+            return _unpack(json.loads(text), target, sink, failure)
+        raise failure(message(target, cause or "ended without a result", sink))
 
 
-def _run(arguments: list[str], env: Mapping[str, str], timeout: float | None, log: IO[bytes]) -> str:
+def _sink(log: Path | None) -> IO[bytes]:
+    if log is None:
+        return tempfile.TemporaryFile("a+b")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("a+b")
+
+
+def _run(files: list[int], env: Mapping[str, str], timeout: float | None, log: IO[bytes]) -> str:
     """Run the child to its end and return why it failed, or an empty string."""
-    with start(["ditto_core.system.isolate", *arguments], log, env) as child:
+    with start(["ditto_core.system.isolate", *map(str, files)], log, env, files) as child:
         try:
             return cause_of(child.wait(timeout))
         except subprocess.TimeoutExpired:
@@ -141,9 +144,10 @@ def message(target: str, cause: str, log: IO[bytes]) -> str:
     return f"{target.rpartition(':')[2]} in a child process: {cause}{tail}"
 
 
-def _serve(request: Path, result: Path) -> None:
+def _serve(request: int, result: int) -> None:
     """Do the child's part: call the target and write its result or its error."""
-    order = json.loads(request.read_text())
+    with os.fdopen(request) as file:
+        order = json.load(file)
     die_with(order["parent"])
     try:
         module, _, name = order["target"].partition(":")
@@ -151,7 +155,8 @@ def _serve(request: Path, result: Path) -> None:
         text = json.dumps(outcome)
     except Exception as error:  # noqa: BLE001 - whatever it is, it goes back to the parent
         text = json.dumps(described(error))
-    write_atomic(result, text)
+    with os.fdopen(result, "w") as file:
+        file.write(text)
 
 
 def die_with(parent: int) -> None:
@@ -166,4 +171,4 @@ def die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]), Path(sys.argv[2]))
+    _serve(int(sys.argv[1]), int(sys.argv[2]))

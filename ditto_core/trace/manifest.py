@@ -12,6 +12,7 @@ from typing import Any
 from ditto_core.errors import TraceError, first_line
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
+from ditto_core.system.files import parse_json
 from ditto_core.version import __version__
 
 FORMAT = "ditto-trace"
@@ -110,14 +111,14 @@ class Manifest:
         """Read it from a trace's directory. Raises :class:`TraceError` when it is missing, damaged or too new."""
         path = directory / MANIFEST
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = parse_json(path.read_text(encoding="utf-8"))
             version = data["schema_version"] if data["format"] == FORMAT else None
         except FileNotFoundError:
             raise TraceError(f"{directory} is not a trace: it has no {MANIFEST}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TraceError(f"{path} is damaged, or is not the manifest of a trace: {first_line(error)}") from error
         if version != SCHEMA_VERSION:
-            raise TraceError(f"{path} has schema version {version}, this version reads {SCHEMA_VERSION}")
+            raise TraceError(f"{path} has schema version {version!r}, this version reads {SCHEMA_VERSION}")
         try:
             return cls._from_json(data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -11,7 +11,7 @@ import torch
 from ditto_core.errors import TraceError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.system.files import digest, reading
+from ditto_core.system.files import digest, path_of, reading
 from ditto_core.trace import mapped
 from ditto_core.trace.manifest import Manifest, StepMeta, TensorMeta
 from ditto_core.trace.streamfile import CODES, short
@@ -63,7 +63,8 @@ class Trace:
 
         Raises :class:`TraceError` when ``directory`` is not a trace, or its manifest is damaged or of a newer version.
         """
-        return cls(Path(directory), Manifest.load(Path(directory)), verify=verify)
+        path = path_of(directory, "trace")
+        return cls(path, Manifest.load(path), verify=verify)
 
     @property
     def steps(self) -> int:

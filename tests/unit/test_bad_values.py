@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
 from ditto_core import EngineSpec, Tolerance, assert_close
+from ditto_core.align.file import OnnxFile
 from ditto_core.cache import Cache
+from ditto_core.debug.tactics import read_folder
+from ditto_core.engines.copied import DIGESTS_FILE
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
 from ditto_core.errors import BuildError, CacheError, ModelError, UsageError
+from ditto_core.graphs.files import read_model
+from ditto_core.graphs.graph import Graph
 from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.spec import ModelSource
 
@@ -60,6 +67,45 @@ def test_the_manifest_of_an_engine(tmp_path, manifest):
     one_line(BuildError, lambda: Engine.load(tmp_path), MANIFEST_FILE)
 
 
+@pytest.fixture
+def copied(tmp_path):
+    """A folder as ``Engine.copy_to`` writes it."""
+    spec = EngineSpec.of("model", backend="onnxruntime")
+    (tmp_path / "built").mkdir()
+    engine = Engine(tmp_path / "built", spec, (), decoder=False)
+    engine.save_manifest()
+    (engine.directory / "engine.onnx").write_bytes(b"graph")
+    return engine.copy_to(tmp_path / "copy").directory
+
+
+HARM = {
+    "the content of engine.onnx changed": lambda folder: (folder / "engine.onnx").write_bytes(b"grape"),
+    "engine.onnx has 3 bytes, expected 5": lambda folder: (folder / "engine.onnx").write_bytes(b"gra"),
+    "engine.onnx is missing": lambda folder: (folder / "engine.onnx").unlink(),
+    f"the content of {MANIFEST_FILE} changed": lambda folder: flip(folder / MANIFEST_FILE),
+    f"{DIGESTS_FILE} cannot be read": lambda folder: (folder / DIGESTS_FILE).write_bytes(b'{"files": {}}'),
+}
+
+
+def flip(path):
+    path.write_bytes(path.read_bytes().replace(b"float32", b"float16"))
+
+
+@pytest.mark.parametrize(("told", "harm"), HARM.items(), ids=HARM)
+def test_a_copied_engine_that_was_damaged(copied, told, harm):
+    Engine.load(copied)
+    harm(copied)
+    one_line(BuildError, lambda: Engine.load(copied), f"is damaged .{told}")
+
+
+def test_a_copied_engine_whose_digests_were_removed_or_that_has_another_file(copied):
+    (copied / "notes.txt").write_text("mine")
+    assert Engine.load(copied).spec.backend == "onnxruntime"
+    flip(copied / MANIFEST_FILE)
+    (copied / DIGESTS_FILE).unlink()
+    assert Engine.load(copied).spec.dtype == "float16"
+
+
 def test_what_contains_itself_or_is_too_deep():
     itself, mapping, deep = [1], {}, 1.0
     itself.append(itself)
@@ -90,7 +136,7 @@ def test_places_of_a_cache_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     for root in (Path("/proc/cache"), tmp_path / "file", tmp_path / "file" / "cache"):
         if root.parent.exists():
-            one_line(CacheError, lambda root=root: Cache(root).state("floors"), str(root))
+            one_line(CacheError, lambda root=root: Cache(root).state("floors", "x.json"), str(root))
 
 
 def test_a_file_that_a_build_misses_is_not_blamed_on_the_cache(tmp_path):
@@ -99,3 +145,38 @@ def test_a_file_that_a_build_misses_is_not_blamed_on_the_cache(tmp_path):
 
     with pytest.raises(FileNotFoundError):
         Cache(tmp_path).get_or_build("engines", "key", build, describe={})
+
+
+def onnx_file(folder, location):
+    weights = onnx.TensorProto(name="w", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value=location)
+    node = onnx.helper.make_node("Identity", ["w"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", [], [onnx.helper.make_tensor_value_info("y", 1, [1])], [weights])
+    (folder / "model.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../outside.bin", "deep/../../outside.bin"])
+@pytest.mark.parametrize("read", [OnnxFile, Graph.load, Graph.read, read_model], ids=lambda read: read.__qualname__)
+def test_weights_outside_of_a_models_folder(tmp_path, read, location):
+    (tmp_path / "outside.bin").write_bytes(b"\0" * 4)
+    (tmp_path / "model").mkdir()
+    path = onnx_file(tmp_path / "model", location)
+    one_line(UsageError, lambda: read(path), "expected a file in its folder")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"model": []}', '{"model": {"decoder": 5}}', "{", "[" * 100000])
+def test_the_configuration_beside_an_engine_file(tmp_path, text):
+    (tmp_path / "genai_config.json").write_text(text)
+    one_line(UsageError, lambda: OnnxFile(tmp_path), "genai_config.json")
+
+
+def test_a_file_that_is_no_graph(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"garbage")
+    one_line(UsageError, lambda: Graph.read(tmp_path / "model.onnx"), "not an ONNX model")
+
+
+@pytest.mark.parametrize("layer", [5, None, [1]])
+def test_layers_that_are_none(tmp_path, layer):
+    (tmp_path / "a.json").write_text(json.dumps({"Layers": [layer]}))
+    one_line(UsageError, lambda: read_folder(tmp_path), "a.json")

@@ -16,6 +16,7 @@ from ditto_core.cache import Cache, default_root, link_or_copy
 from ditto_core.errors import CacheError
 
 KEY = "ab" * 32
+NAMES = "abcdefgh"
 
 
 def write(content: bytes, name: str = "engine.bin"):
@@ -61,7 +62,7 @@ def test_the_manifest_records_size_and_digest_of_every_file(tmp_path):
     assert (manifest["kind"], manifest["key"], manifest["describe"]) == ("engine", KEY, {"model": "m"})
 
 
-def test_four_processes_build_once_and_the_waiting_ones_say_so(tmp_path):
+def test_eight_processes_build_once_and_the_waiting_ones_say_so(tmp_path):
     script = """
         import sys, time
         from pathlib import Path
@@ -78,15 +79,15 @@ def test_four_processes_build_once_and_the_waiting_ones_say_so(tmp_path):
         path = Cache(Path(root)).get_or_build("engine", "k", build, describe={}, on_event=told)
         print((path / "engine.bin").read_text())
     """
-    workers = [run_script(script, tmp_path, tmp_path / "log", n) for n in "abcd"]
+    workers = [run_script(script, tmp_path, tmp_path / "log", n) for n in NAMES]
     while not (tmp_path / "log").exists():
         time.sleep(0.01)
     builder = (tmp_path / "log").read_text()
-    waiting = [w for w, n in zip(workers, "abcd", strict=True) if n != builder]
+    waiting = [w for w, n in zip(workers, NAMES, strict=True) if n != builder]
     said = [worker.stdout.readline() for worker in waiting]
     (tmp_path / "go").touch()
-    assert [worker.communicate(timeout=60)[0] for worker in workers] == ["x\n"] * 4
-    assert said == ["waiting for another process that holds engine/k\n"] * 3
+    assert [worker.communicate(timeout=60)[0] for worker in workers] == ["x\n"] * 8
+    assert said == ["waiting for another process that holds engine/k\n"] * 7
     assert (tmp_path / "log").read_text() == builder
 
 
@@ -108,8 +109,79 @@ def test_a_killed_build_leaves_a_cache_that_the_next_run_uses_without_help(tmp_p
     cache = Cache(tmp_path)
     assert len(leftovers(cache)) == 1
     assert cache.entries() == []
-    assert sorted(f.name for f in get(cache).iterdir()) == ["engine.bin", "entry.json"]
+    assert sorted(f.name for f in get(cache, "another").iterdir()) == ["engine.bin", "entry.json"]
     assert leftovers(cache) == []
+
+
+READER = """
+    import hashlib, sys, time
+    from pathlib import Path
+    from ditto_core.cache import Cache
+    root, key = sys.argv[1:]
+    def build(folder):
+        (folder / "engine.bin").write_bytes(b"engine" * 1000)
+    cache = Cache(root)
+    for i in range(30):
+        path = cache.get_or_build("engine", f"{key}{i % 3}", build, describe={})
+        time.sleep(0.01)  # what follows the check of an entry: it is opened
+        assert (path / "engine.bin").read_bytes() == b"engine" * 1000
+    print("read", flush=True)
+"""
+
+
+def test_entries_that_eight_processes_read_stay_while_another_prunes(tmp_path):
+    readers = [run_script(READER, tmp_path, "shared"[: 3 + i % 2]) for i in range(8)]
+    cache, pruned = Cache(tmp_path), 0
+    while any(reader.poll() is None for reader in readers):
+        pruned += len(cache.prune(max_size=0))
+    assert [reader.communicate()[0] for reader in readers] == ["read\n"] * 8
+    cache.prune(max_size=0)
+    assert cache.entries() == []
+    assert list((tmp_path / "leases").iterdir()) == []
+
+
+def test_the_lease_of_a_killed_process_holds_nothing(tmp_path):
+    script = """
+        import sys, time
+        from ditto_core.cache import Cache
+        cache = Cache(sys.argv[1])
+        cache.get_or_build("engine", "k", lambda folder: (folder / "x").write_text("x"), describe={})
+        print("built", flush=True)
+        time.sleep(600)
+    """
+    user, cache = run_script(script, tmp_path), Cache(tmp_path)
+    assert user.stdout.readline() == "built\n"
+    assert cache.prune(max_size=0) == []
+    user.kill()
+    user.wait()
+    assert [entry.key for entry in cache.prune(max_size=0)] == ["k"]
+    assert list((tmp_path / "leases").iterdir()) == []
+
+
+WITHOUT_LOCKS = """
+    import errno, fcntl, os, sys
+    def refused(*arguments):
+        code = getattr(errno, sys.argv[3])
+        raise OSError(code, os.strerror(code))
+    fcntl.flock = refused
+"""
+"""A stand-in for a network file system without locks: the call that takes them is refused, as there."""
+
+
+@pytest.mark.parametrize("error", ["ENOLCK", "EOPNOTSUPP"])
+def test_without_locks_eight_processes_get_whole_entries_while_one_prunes_old_ones(tmp_path, error):
+    (tmp_path / "engine" / ".dead.01234567.tmp").mkdir(parents=True)
+    os.utime(tmp_path / "engine" / ".dead.01234567.tmp", (time.time() - 2 * 86400,) * 2)
+    (tmp_path / "engine" / ".lives.01234567.tmp").mkdir()
+    script = WITHOUT_LOCKS + READER.replace("root, key = sys.argv[1:]", "root, key, _ = sys.argv[1:]")
+    script += "    cache.prune(max_age=3600)\n"
+    readers = [run_script(script, tmp_path, "shared", error) for _ in range(8)]
+    assert [reader.communicate(timeout=120)[0] for reader in readers] == ["read\n"] * 8
+    assert Cache(tmp_path).verify() == []
+    assert [entry.key for entry in sorted(Cache(tmp_path).entries(), key=lambda e: e.key)] == [
+        f"shared{i}" for i in range(3)
+    ]
+    assert [path.name for path in leftovers(Cache(tmp_path))] == [".lives.01234567.tmp"]
 
 
 def test_a_flipped_byte_is_noticed_rebuilt_and_said(tmp_path):
@@ -249,7 +321,7 @@ def test_prune_counts_a_shared_file_once_and_frees_it_with_the_last_entry(tmp_pa
 
 def test_prune_by_age_takes_by_products_along(tmp_path):
     cache = Cache(tmp_path)
-    old, new = cache.state("floors") / "old.json", cache.state("gates") / "new.jsonl"
+    old, new = cache.state("floors", "old.json"), cache.state("gates", "new.jsonl")
     for path, age in ((old, 10 * 86400), (new, 0)):
         path.write_text("{}")
         os.utime(path, (time.time() - age,) * 2)

@@ -144,12 +144,14 @@ def test_the_environment_is_added_to(monkeypatch):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
-def test_the_child_does_not_outlive_its_parent(tmp_path, how):
+def test_the_child_does_not_outlive_its_parent_and_no_file_stays(tmp_path, how):
     script = f"""
         from ditto_core.system.isolate import run_isolated
         run_isolated("{HERE}:hang", {{"file": {str(tmp_path / "pid")!r}}})
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path / "temporary")}
     command = [sys.executable, "-c", textwrap.dedent(script)]
     parent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
@@ -158,3 +160,4 @@ def test_the_child_does_not_outlive_its_parent(tmp_path, how):
     parent.send_signal(how)
     parent.wait(timeout=30)
     wait_until(lambda: not alive(child))
+    assert [*(tmp_path / "temporary").iterdir()] == []

@@ -10,6 +10,7 @@ import uuid
 import pytest
 
 from ditto_core.cache import Cache
+from ditto_core.cache._remote import DamagedRemote, Remote
 from ditto_core.errors import CacheError
 
 s3fs = pytest.importorskip("s3fs")
@@ -93,7 +94,7 @@ def object_holding(fs, url, content):
     return found
 
 
-@pytest.mark.parametrize("harm", ["changed", "cut", "gone"])
+@pytest.mark.parametrize("harm", ["changed", "cut", "gone", "longer"])
 def test_damage_in_the_store_is_noticed_built_anew_and_mended(store, tmp_path, harm):
     url, fs = store
     get(Cache(tmp_path / "a", url), write(engine=b"bits"))
@@ -101,7 +102,7 @@ def test_damage_in_the_store_is_noticed_built_anew_and_mended(store, tmp_path, h
     if harm == "gone":
         fs.rm_file(victim)
     else:
-        fs.pipe_file(victim, b"tibs" if harm == "changed" else b"b")
+        fs.pipe_file(victim, {"changed": b"tibs", "cut": b"b", "longer": b"bits" * 1000}[harm])
     path, said = get(Cache(tmp_path / "b", url), write(engine=b"bits"))
     assert (path / "engine").read_bytes() == b"bits"
     assert len(said) == 1
@@ -123,6 +124,52 @@ def test_a_manifest_that_points_outside_the_entry_is_refused(store, tmp_path):
     _, said = get(Cache(tmp_path / "b" / "c", url), write(engine=b"mine"))
     assert "names the file '../../evil'" in said[0]
     assert not list(tmp_path.rglob("evil"))
+
+
+class Counted:
+    """Says what is fetched, and passes everything on."""
+
+    def __init__(self, fs):
+        self.fs, self.fetched = fs, []
+
+    def __getattr__(self, name):
+        if name in ("get_file", "cat_file"):
+            return lambda path, *a, **k: (self.fetched.append(path), getattr(self.fs, name)(path, *a, **k))[1]
+        return getattr(self.fs, name)
+
+
+def test_what_has_another_size_than_its_manifest_says_is_not_downloaded(store, tmp_path):
+    url, fs = store
+    get(Cache(tmp_path / "a", url), write(engine=b"bits"))
+    fs.pipe_file(object_holding(fs, url, b"bits"), b"x" * 5000)
+    remote = Remote(url)
+    counted = Counted(fs)
+    remote.__dict__["_opened"] = (counted, url.removeprefix("s3://"))
+    with pytest.raises(DamagedRemote, match="engine has 5000 bytes, expected 4"):
+        remote.fetch("engine", KEY, tmp_path / "c")
+    assert [name.rpartition("/")[2] for name in counted.fetched] == [f"{KEY}.json"]
+
+
+def test_a_manifest_that_names_another_object_by_a_path_is_refused(store, tmp_path):
+    from ditto_core.system.fingerprint import fingerprint
+
+    url, fs = store
+    get(Cache(tmp_path / "a", url), write(engine=b"bits"))
+    manifest = f"{url}/engine/{KEY}.json"
+    body = json.loads(fs.cat_file(manifest))
+    del body["digest"]
+    body["files"]["engine"]["sha256"] = "../../secret"
+    fs.pipe_file(manifest, json.dumps({**body, "digest": fingerprint(body)}).encode())
+    _, said = get(Cache(tmp_path / "b", url), write(engine=b"mine"))
+    assert "names the object '../../secret'" in said[0]
+
+
+def test_a_manifest_without_end_is_not_read(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("ditto_core.cache._remote.LARGEST_MANIFEST", 100)
+    url, _ = store
+    get(Cache(tmp_path / "a", url), write(engine=b"bits"))
+    _, said = get(Cache(tmp_path / "b", url), write(engine=b"mine"))
+    assert "expected at most 100" in said[0]
 
 
 def test_an_entry_without_its_manifest_is_absent(store, tmp_path):

@@ -20,7 +20,7 @@ def state_file(directory: Path, kind: str, *parts: str) -> Path | None:
     cache = Cache.holding(directory)
     if cache is None:
         return None
-    return cache.state(kind) / (re.sub(r"[^\w.-]+", "_", "-".join(part for part in parts if part)) + ".bin")
+    return cache.state(kind, re.sub(r"[^\w.-]+", "_", "-".join(part for part in parts if part)) + ".bin")
 
 
 def read_state(path: Path | None) -> bytes:

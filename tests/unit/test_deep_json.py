@@ -1,0 +1,57 @@
+"""JSON that is nested deeper than a parser goes: every file that we read says so in one line."""
+
+import pytest
+
+from ditto_core.align.alignment import Alignment
+from ditto_core.align.file import OnnxFile
+from ditto_core.compare.comparison import Comparison
+from ditto_core.debug.tactics import read_folder
+from ditto_core.dumps import open_dump
+from ditto_core.dumps.namemap import NameMap
+from ditto_core.engines.engine import Engine
+from ditto_core.errors import DittoError
+from ditto_core.fuzz import read as read_corpus
+from ditto_core.gates import GateResult
+from ditto_core.gates.baseline import Baseline
+from ditto_core.gates.suite import load_suite
+from ditto_core.pair.answers import read_samples
+from ditto_core.report import history
+from ditto_core.report.source import open_comparisons
+from ditto_core.stepping.floor import read_floor
+from ditto_core.trace import Trace
+
+DEEP = '{"a": ' + "[" * 100_000
+
+READERS = {
+    "map.json": Alignment.load,
+    "comparison.json": Comparison.load,
+    "run.json": open_comparisons,
+    "outputs.json": open_dump,
+    "names.json": NameMap.load,
+    "corpus.json": lambda path: read_corpus(path, ["a"]),
+    "gate.json": GateResult.load,
+    "baseline.json": Baseline.load,
+    "suite.jsonl": load_suite,
+    "samples.jsonl": read_samples,
+    "history.jsonl": history.read,
+    "tactics.json": lambda path: read_folder(path.parent),
+    "genai_config.json": lambda path: OnnxFile(path.parent),
+    "engine.json": lambda path: Engine.load(path.parent),
+    "digests.json": lambda path: Engine.load(path.parent),
+    "manifest.json": lambda path: Trace.open(path.parent),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_json_that_is_nested_too_deeply_is_one_line(tmp_path, name):
+    (tmp_path / name).write_text(DEEP)
+    with pytest.raises(DittoError) as raised:
+        READERS[name](tmp_path / name)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_noise_floor_that_is_nested_too_deeply_is_said_and_not_used(tmp_path):
+    (tmp_path / "floor.json").write_text(DEEP)
+    said = []
+    assert read_floor(tmp_path / "floor.json", said.append) is None
+    assert "damaged" in said[0]

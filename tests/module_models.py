@@ -231,6 +231,18 @@ def between() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Between(), {"x": torch.randn(20, 6)}
 
 
+class Scaled(nn.Linear):
+    """A linear layer of which an exported graph is one percent too large."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1.01 if torch.compiler.is_exporting() else 1.0)
+
+
+def faulty_linear() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), Scaled(6, 3)), {"input": torch.randn(20, 6)}
+
+
 class Complains(nn.Module):
     """Cannot be exported: its control flow depends on a value."""
 

@@ -23,12 +23,12 @@ INPUTS_DIFFER = "inputs differ"
 
 
 def failure_message(comparison: ComparisonData) -> str:
-    """Return why a comparison failed, in at most ten lines; the first has the site, step, number and bound."""
+    """Return why a comparison failed, in at most eleven lines; the first has the site, step, number and bound."""
     comparison = comparison.shown
     lines = [*(note for note in comparison.notes if note.startswith(INPUTS_DIFFER)), headline(comparison)]
     bad = comparison.first_bad
     if bad is not None:
-        lines += [where(comparison, bad), numbers(bad), worst_sites(comparison)]
+        lines += [where(comparison, bad), *blamed(comparison, bad), numbers(bad), worst_sites(comparison)]
         lines += [cause(comparison) or spread(comparison, bad)]
     lines += [output_error(comparison), observer_effect(comparison), missing(comparison)]
     lines += [dump(comparison), advice(comparison)]
@@ -78,6 +78,18 @@ def where(comparison: ComparisonData, result: SiteResult) -> str:
         return "first bad site: a final output; every tap before it is within its bound"
     kind = tap.module_class.rsplit(".", 1)[-1]
     return "first bad site: " + ", ".join(filter(None, (kind, tap.source))) if kind or tap.source else ""
+
+
+def blamed(comparison: ComparisonData, bad: SiteResult) -> Iterator[str]:
+    """Yield where the error comes from, where the local errors say more than the first bad site does: another site, or
+    a line of the model that no site shows."""
+    first = comparison.localization.first if comparison.localization else None
+    if first is None:
+        return
+    if first.site != bad.site:
+        yield "the error is added at " + ", ".join(filter(None, (first.site, first.source)))
+    elif first.between:
+        yield "or before it: " + "; or ".join(first.between[:SHOWN])
 
 
 def numbers(result: SiteResult) -> str:

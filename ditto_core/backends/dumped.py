@@ -152,7 +152,7 @@ def side(dump: Dump, name_map: NameMap) -> str:
 
 
 def as_given(recorded: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """Return a recorded input in a given one's dtype: a float16 engine gets float16's numbers, int32 ids are int64's."""
+    """Return a recorded input in the dtype of a given one: a float16 engine gets float16's numbers."""
     if not given.is_floating_point():
         return recorded if recorded.is_floating_point() else recorded.to(given.dtype)
     least, most = torch.finfo(given.dtype).min, torch.finfo(given.dtype).max

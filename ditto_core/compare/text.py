@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.compare.judging import RANDOM
+
 if TYPE_CHECKING:
     from ditto_core.compare._record import Metrics
     from ditto_core.compare.data import ComparisonData
@@ -227,6 +229,10 @@ def advice_without_bad_site(comparison: ComparisonData) -> str:
     """Return what to do next where no site diverges."""
     if not comparison.logits_ok:
         return "next: this quantization loses more than healthy ones do; keep sensitive layers in a wider dtype"
+    if any(output.verdict.rule.startswith(RANDOM) for output in comparison.unjudged_outputs):
+        return (
+            "next: take the random numbers out of forward: eval(), no dropout, a fixed seed or an input for the noise"
+        )
     if comparison.unjudged_outputs:
         return "next: run this model in a dtype that holds its numbers, or give a tolerance for this output"
     if from_dumps(comparison):

@@ -50,7 +50,8 @@ def test_the_line_of_an_operator_between_two_modules_is_told(localized):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0.0, "the error is added at second:in, "), (601.0, "or before it: "), (None, "or before it: ")]
+    ("seconds", "said"),
+    [(0.0, "the error is added at second:in, "), (601.0, "or before it: "), (None, "or before it: ")],
 )
 def test_a_failure_says_the_line_of_the_operator_between_two_modules(workspace, seconds, said):
     """Another engine shows the operator's own tensor, unless to build one takes longer than a failure may cost."""

@@ -148,8 +148,21 @@ def test_the_table_is_that_of_the_documentation(dtype, bound):
 
 
 @pytest.mark.parametrize("dtype", [name for name in EPSILON if name.startswith("float8")])
-def test_the_table_allows_every_8_bit_float_one_step(dtype):
-    assert TABLE[dtype] == EPSILON[dtype]
+def test_the_table_allows_every_8_bit_float_what_rounding_moves_an_element(dtype):
+    """Half of what lies between two neighbours."""
+    assert TABLE[dtype] == EPSILON[dtype] / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_rounding_to_an_8_bit_float_is_within_the_table_and_a_scale_off_by_as_much_is_not(dtype):
+    exact = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    name = str(dtype).removeprefix("torch.")
+    stored = exact.to(dtype).float()
+    assert judged(measure(stored, exact), floor=None, dtype=name).status == WITHIN
+    assert (
+        judged(measure((exact * (1.05 + EPSILON[name] / 2)).to(dtype).float(), stored), floor=None, dtype=name).status
+        == DIVERGED
+    )
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def numbers_of(run: Comparison) -> dict[str, Any]:
         "worst_step": worst.step if worst else 0,
         "worst_margin": worst.verdict.margin if worst else 0.0,
         "first_bad": f"{bad.site}, step {bad.step}" if bad else "",
+        "bad_logits": next((f"{v}, step {step}" for step, v in run.logits_verdicts if not v.ok), ""),
         "unjudged_output": next((f"{r.site}, step {r.step}" for r in run.unjudged_outputs), ""),
         "unjudged_sites": len({r.site for r in run.inconclusive}),
         "ok": bool(run),
@@ -259,5 +260,7 @@ def line_of(run: dict[str, Any], nodeid: str, outcome: str) -> str:
     if run["first_bad"] or run["unjudged_output"]:
         bad, output = run["first_bad"], run["unjudged_output"]
         first = f"first bad site {bad}" if bad else f"could not be judged: output {output}"
+    elif run["bad_logits"]:
+        first = f"the logits are off: {run['bad_logits']}"
     unasserted = " [the test passed: nothing asserted it]" if outcome == "passed" else ""
     return f"{run['worst_margin']:.3g} x bound  {nodeid}  {run['engine']}: {first}{unasserted}"

@@ -147,6 +147,26 @@ def one_row() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh()), {"input": torch.randn(1, 4)}
 
 
+class CountsRows(nn.Module):
+    """Reads its batch into a Python number, which an export keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x).reshape(int(x.shape[0]), -1)
+
+
+def counts_rows(rows: int = 2) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return CountsRows(), {"x": torch.randn(rows, 4)}
+
+
+def counts_one_row() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return counts_rows(1)
+
+
 def square_image() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """Fully convolutional, with an example that is square."""
     torch.manual_seed(0)
@@ -229,6 +249,18 @@ class Between(nn.Module):
 def between() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     return Between(), {"x": torch.randn(20, 6)}
+
+
+class Scaled(nn.Linear):
+    """A linear layer of which an exported graph is one percent too large."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1.01 if torch.compiler.is_exporting() else 1.0)
+
+
+def faulty_linear() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), Scaled(6, 3)), {"input": torch.randn(20, 6)}
 
 
 class Complains(nn.Module):

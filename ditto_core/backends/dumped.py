@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,18 @@ class DumpSession:
     """Implements :class:`~ditto_core.backends.base.Session` over a :class:`~ditto_core.dumps.Dump`.
 
     A name of the dump means the tap that has it as its site, alias or value, after ``name_map``. Tensors of taps with
-    axes ``batch, length`` may be packed [tokens, …] or padded on either side. The final output ``logits`` is what the
-    dump calls so, or the site that is the model's logits; a dump without either has no final output. Where the dump
-    also has ``input_ids``, a step on other tokens is refused. ``absent`` are the taps that it never had: what another
-    tool dumped is compared, and what it did not dump is said.
+    axes ``batch, length`` may be packed [tokens, …] or padded on either side. A final output, one of ``outputs``, is
+    what the dump calls so, or the site that is that output; others it has none. Where the dump also has inputs of the
+    model, a step on others is refused. ``absent`` are the taps that it never had: what another tool dumped is compared,
+    and what it did not dump is said.
     """
 
-    def __init__(self, dump: Dump, taps: tuple[Tap, ...], name_map: NameMap) -> None:
+    def __init__(
+        self, dump: Dump, taps: tuple[Tap, ...], name_map: NameMap, outputs: Collection[str] = (LOGITS,)
+    ) -> None:
         self._dump = dump
         self._names = name_map
+        self._finals = frozenset(outputs)
         self._side = side(dump, name_map)
         self._by_name = {name: tap for tap in reversed(taps) for name in (tap.value, *tap.aliases, tap.site)}
         self._next = 0
@@ -57,16 +60,19 @@ class DumpSession:
         """Replay the next step. Raises :class:`RunError` after the last one, or when ``inputs`` are not the dump's."""
         if self._next >= self._dump.steps:
             raise RunError(f"{self._dump.path} ends after {self._dump.steps} steps, step {self._next} was asked for")
-        self._check_tokens(inputs)
+        self._check_inputs(inputs)
         outputs = {}
         for site, entry in self._entries(self._next).items():
             tap = self._by_name.get(site)
-            tensor = self._rows(self._load(entry), inputs, tap.axes if tap else ("batch", "length", ""))
+            named = tap.value if tap else site
+            axes = ("batch", "length", "") if named == LOGITS else ()
+            tensor = self._rows(self._load(entry), inputs, tap.axes if tap else axes)
             if tap is not None:
                 sink(tap.site, tensor)
-            if LOGITS in (site, tap.value if tap else ""):
+            if named == LOGITS:
                 self._check_rows(tensor, inputs)
-                outputs[LOGITS] = tensor
+            if named in self._finals:
+                outputs[named] = tensor
         self._next += 1
         return outputs
 
@@ -79,7 +85,7 @@ class DumpSession:
         for name, entry in self._names.entries(self._dump.names(step)).items():
             if name in self._by_name:
                 found[self._by_name[name].site] = entry
-            elif name == LOGITS:
+            elif name in self._finals:
                 found[name] = entry
         return found
 
@@ -91,12 +97,19 @@ class DumpSession:
             return tensor
         return to_rows(tensor, new_tokens(inputs["attention_mask"], inputs[TOKENS].shape[1]), self._side)
 
-    def _check_tokens(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        if TOKENS not in inputs or TOKENS not in self._dump.names(self._next):
-            return
-        recorded = self._rows(self._dump.load(self._next, TOKENS), inputs, ("batch", "length"))
-        if problem := other_tokens(inputs, recorded):
-            raise RunError(f"{self._dump.path} was recorded on other inputs: step {self._next}, {problem}")
+    def _check_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Refuse other inputs than the recorded ones; what goes with tokens may have another layout."""
+        known = set(self._dump.names(self._next)) - self._by_name.keys() - self._finals
+        for name in (name for name in inputs if name in known):
+            recorded = self._dump.load(self._next, name)
+            if name == TOKENS:
+                problem = other_tokens(inputs, self._rows(recorded, inputs, ("batch", "length")))
+            elif TOKENS in inputs and recorded.shape != inputs[name].shape:
+                continue
+            else:
+                problem = differs(name, inputs[name], as_given(recorded, inputs[name]))
+            if problem:
+                raise RunError(f"{self._dump.path} was recorded on other inputs: step {self._next}, {problem}")
 
     def _check_rows(self, logits: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
         """Refuse a run of another batch: the dump's logits choose the tokens of every row."""
@@ -115,8 +128,10 @@ class DumpSession:
         )
 
 
-def open_dumped(path: Path, taps: tuple[Tap, ...], name_map: Any = None) -> DumpSession:
-    """Open a dump of any tool as the reference of an engine with ``taps``.
+def open_dumped(
+    path: Path, taps: tuple[Tap, ...], name_map: Any = None, outputs: Collection[str] = (LOGITS,)
+) -> DumpSession:
+    """Open a dump of any tool as the reference of an engine with ``taps`` and final ``outputs``.
 
     ``name_map`` is what :meth:`NameMap.of` takes; without one, ``names.json`` or ``names.toml`` in the dump's folder is
     read. Raises :class:`TraceError` when the dump or the map is damaged, or no name of the dump is a tap's, and
@@ -126,7 +141,7 @@ def open_dumped(path: Path, taps: tuple[Tap, ...], name_map: Any = None) -> Dump
     names, dump = NameMap.of(beside if name_map is None else name_map), open_dump(path)
     if name_map is not None:
         check_rules(names, (dump,))
-    return DumpSession(dump, taps, names)
+    return DumpSession(dump, taps, names, outputs)
 
 
 def side(dump: Dump, name_map: NameMap) -> str:
@@ -134,6 +149,14 @@ def side(dump: Dump, name_map: NameMap) -> str:
     if name_map.padding is not None and not name_map.padding.mask:
         return name_map.padding.side
     return "right" if dump.format in PADDED_ON_THE_RIGHT else "left"
+
+
+def as_given(recorded: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """Return a recorded input in the dtype of a given one: a float16 engine gets float16's numbers."""
+    if not given.is_floating_point():
+        return recorded if recorded.is_floating_point() else recorded.to(given.dtype)
+    least, most = torch.finfo(given.dtype).min, torch.finfo(given.dtype).max
+    return torch.where(recorded.isfinite(), recorded.clamp(least, most), recorded).to(given.dtype)
 
 
 def other_tokens(inputs: Mapping[str, torch.Tensor], recorded: torch.Tensor) -> str:

@@ -102,6 +102,15 @@ class Blame:
     operators: tuple[str, ...] = ()
     operator: str = ""
 
+    @property
+    def between(self) -> tuple[str, ...]:
+        """The model's other lines between a site and the nearest ones that the engine shows, the last ones first.
+
+        An operator that is no module's (``F.interpolate``, ``+``) is in none of the sites, but in one of these lines.
+        """
+        lines = [line.partition("(")[2].removesuffix(")") for line in reversed(self.operators) if "(" in line]
+        return tuple(line for line in dict.fromkeys(lines) if line and line != self.source)
+
     def __str__(self) -> str:
         where = f" in {self.operator}" if self.operator else ""
         return f"{self.site}{where}: local error {self.local:.1e} > {self.bound:.1e} at step {self.step}"

@@ -15,6 +15,9 @@ from ditto_core.compare.verdict import WITHIN, Verdict, decide
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 
+RANDOM = "the reference does not repeat itself"
+"""How the reason begins where two runs of the reference differ."""
+
 UNTAPPED = ":untapped"
 """Port of a final output's name that stands for the same output of the engine without taps."""
 
@@ -109,7 +112,7 @@ def cancelling(result: SiteResult) -> str:
 def kind_of(result: SiteResult) -> str:
     """Return what a floor that is not usable says of the reference, as a template of ``dtype`` and ``floor``."""
     if result.floor is not None and math.isnan(result.floor):
-        return "the reference does not repeat itself"
+        return RANDOM
     if result.metrics.nan_expected + result.metrics.inf_expected:
         return "the reference itself has NaN or Inf"
     return "eager in {dtype} overflows" if result.floor == math.inf else "eager in {dtype} is itself off by {floor:.1e}"

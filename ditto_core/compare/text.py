@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.compare.judging import RANDOM
+
 if TYPE_CHECKING:
     from ditto_core.compare._record import Metrics
     from ditto_core.compare.data import ComparisonData
@@ -23,12 +25,12 @@ INPUTS_DIFFER = "inputs differ"
 
 
 def failure_message(comparison: ComparisonData) -> str:
-    """Return why a comparison failed, in at most ten lines; the first has the site, step, number and bound."""
+    """Return why a comparison failed, in at most eleven lines; the first has the site, step, number and bound."""
     comparison = comparison.shown
     lines = [*(note for note in comparison.notes if note.startswith(INPUTS_DIFFER)), headline(comparison)]
     bad = comparison.first_bad
     if bad is not None:
-        lines += [where(comparison, bad), numbers(bad), worst_sites(comparison)]
+        lines += [where(comparison, bad), *blamed(comparison, bad), numbers(bad), worst_sites(comparison)]
         lines += [cause(comparison) or spread(comparison, bad)]
     lines += [output_error(comparison), observer_effect(comparison), missing(comparison)]
     lines += [dump(comparison), advice(comparison)]
@@ -78,6 +80,18 @@ def where(comparison: ComparisonData, result: SiteResult) -> str:
         return "first bad site: a final output; every tap before it is within its bound"
     kind = tap.module_class.rsplit(".", 1)[-1]
     return "first bad site: " + ", ".join(filter(None, (kind, tap.source))) if kind or tap.source else ""
+
+
+def blamed(comparison: ComparisonData, bad: SiteResult) -> Iterator[str]:
+    """Yield where the error comes from, where the local errors say more than the first bad site does: another site, or
+    a line of the model that no site shows."""
+    first = comparison.localization.first if comparison.localization else None
+    if first is None:
+        return
+    if first.site != bad.site:
+        yield "the error is added at " + ", ".join(filter(None, (first.site, first.source)))
+    elif first.between:
+        yield "or before it: " + "; or ".join(first.between[:SHOWN])
 
 
 def numbers(result: SiteResult) -> str:
@@ -215,6 +229,10 @@ def advice_without_bad_site(comparison: ComparisonData) -> str:
     """Return what to do next where no site diverges."""
     if not comparison.logits_ok:
         return "next: this quantization loses more than healthy ones do; keep sensitive layers in a wider dtype"
+    if any(output.verdict.rule.startswith(RANDOM) for output in comparison.unjudged_outputs):
+        return (
+            "next: take the random numbers out of forward: eval(), no dropout, a fixed seed or an input for the noise"
+        )
     if comparison.unjudged_outputs:
         return "next: run this model in a dtype that holds its numbers, or give a tolerance for this output"
     if from_dumps(comparison):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.compare._record import decode, encode
 from ditto_core.compare.bounds import Rule, parse_rules
 from ditto_core.compare.row import RowError, row_factor
-from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, Verdict, decide
+from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, WITHIN, Verdict, decide
 from ditto_core.errors import SelectorError, UsageError
 from ditto_core.sites import matches, no_match
 
@@ -54,13 +54,13 @@ TABLE: Mapping[str, float] = {
     "float32": 1e-4,
     "float16": 1e-2,
     "bfloat16": 8e-2,
-    "float8_e4m3fn": 2.0**-3,
-    "float8_e4m3fnuz": 2.0**-3,
-    "float8_e5m2": 2.0**-2,
-    "float8_e5m2fnuz": 2.0**-2,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e4m3fnuz": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+    "float8_e5m2fnuz": 2.0**-3,
 }
 """rel-L2 bounds of accumulated error where no noise floor was measured: about ten times the floors of real models, and
-one step of the 8-bit floats."""
+half a step of the 8-bit floats, the most by which rounding alone may move an element."""
 
 ROW_TABLE = 10.0
 """How many times the table's bound one row may have."""
@@ -256,9 +256,10 @@ class Tolerance:
         factor = min(widened(self.factor, metrics.count), max(self.factor, CEILING / floor))
         few = f" of {metrics.count} elements" if factor != self.factor else ""
         plain = decide("rel_l2", metrics.rel_l2, factor * floor, f"{factor:.3g} x noise floor {floor:.1e}{few}")
-        if plain.ok:
-            return next((part for part in parts if not part.ok), plain)
-        return by_kernels(kernels, step, metrics.rel_l2, floor, factor) or plain
+        if not plain.ok:
+            return by_kernels(kernels, step, plain, floor, factor)
+        weighed = (DIVERGED, EXPLAINED, WITHIN)
+        return min((plain, *parts), key=lambda part: weighed.index(part.status))
 
     def _parts(
         self,
@@ -277,13 +278,14 @@ class Tolerance:
                 rule = f"{factor:.3g} x noise floor {floor:.1e} of {row}"
                 found = decide("row_rel_l2", row.error, factor * floor, rule)
                 # The extreme of many rows: twice of what the probe's ratio allows a tensor.
-                yield found if found.ok else by_kernels(kernels, step, row.error, floor, 2 * factor) or found
+                yield by_kernels(kernels, step, found, floor, 2 * factor)
         if element is not None and metrics.rel_l2:
             size = metrics.rms / metrics.rel_l2
-            widest = max((kernel.ratio for kernel in kernels), default=1.0)
-            least, factor = EPSILON[dtype] / 2 * size, 2 * widened(self.factor, metrics.count) * max(1.0, widest)
+            largest, factor = max(element, EPSILON[dtype] / 2 * size), 2 * widened(self.factor, metrics.count)
             rule = f"{factor:.3g} x the largest of the reference in {dtype}, at {list(metrics.max_abs_index or ())}"
-            yield decide("max_abs", metrics.max_abs, factor * max(element, least), rule)
+            found = decide("max_abs", metrics.max_abs, factor * largest, rule)
+            # The extreme of many elements: likewise.
+            yield by_kernels(kernels, step, found, largest, 2 * factor, math.inf)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -350,16 +352,20 @@ def not_finite(metrics: Metrics) -> bool:
 
 
 def by_kernels(
-    kernels: Iterable[KernelProperty], step: int, error: float, floor: float, factor: float
-) -> Verdict | None:
-    """Return the verdict ``explained`` where a kernel property widens the noise floor enough at a step, else None."""
-    for kernel in kernels:
+    kernels: Iterable[KernelProperty], step: int, found: Verdict, floor: float, factor: float, ceiling: float = CEILING
+) -> Verdict:
+    """Return a verdict, or ``explained`` in the place of one that a kernel property widens enough at a step.
+
+    ``floor``, of which ``factor`` is allowed without one, and ``ceiling``, below which the bound stays, are in the
+    verdict's own metric.
+    """
+    for kernel in () if found.ok else kernels:
         # The probe's ratio is that of one product; half of the factor leaves room for what accumulates.
-        wide = min(factor / 2 * kernel.ratio * floor, CEILING)
-        if error <= wide and kernel.phase in ("both", "prefill" if step == 0 else "decode"):
+        wide = min(factor / 2 * kernel.ratio * floor, ceiling)
+        if found.value <= wide and kernel.phase in ("both", "prefill" if step == 0 else "decode"):
             multiple = f"{factor / 2:g} x {kernel.ratio:.3g} x noise floor {floor:.1e}"
-            return Verdict(EXPLAINED, "rel_l2", error, wide, f"{kernel.name}: {kernel.evidence}; {multiple}")
-    return None
+            return replace(found, status=EXPLAINED, bound=wide, rule=f"{kernel.name}: {kernel.evidence}; {multiple}")
+    return found
 
 
 def by_rule(rule: Rule, metrics: Metrics) -> Verdict:

@@ -7,6 +7,7 @@ format         what it is
 ``trtllm``     TensorRT-LLM's ``tllm_debug`` folders, of the Python runtime and of the C++ executor
 ``etdump``     ExecuTorch's ETDump with its debug buffer and, for names, its ETRecord
 ``polygraphy`` what Polygraphy's ``--save-outputs`` and ``--save-inputs`` write: a JSON file, or a folder of them
+``trtexec``    the JSON of ``trtexec --exportOutput``
 ``steps``      a folder of ``step{i}.pt``, ``.safetensors`` or ``.npz``
 ``arrays``     a folder of ``.npy`` files
 ``file``       a single ``.safetensors``, ``.npz``, ``.npy`` or ``.pt``
@@ -18,7 +19,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ditto_core.dumps import etdump, files, polygraphy, traces, trtllm
+from ditto_core.dumps import etdump, files, polygraphy, traces, trtexec, trtllm
 from ditto_core.dumps.base import Dump, Format
 from ditto_core.errors import TraceError, UsageError, nearest
 from ditto_core.system.files import path_of
@@ -29,6 +30,7 @@ FORMATS: tuple[Format, ...] = (
     *traces.FORMATS,
     *trtllm.FORMATS,
     *etdump.FORMATS,
+    *trtexec.FORMATS,
     *polygraphy.FORMATS,
     *files.FORMATS,
 )

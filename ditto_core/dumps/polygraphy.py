@@ -80,7 +80,9 @@ def parse(path: Path, runner: str | None) -> tuple[list[Mapping[str, Any]], str]
         if is_feed(data):
             return [data], ""
         if not isinstance(data, dict) or data.get(_CLASS) != "RunResults":
-            raise TraceError(f"{path} is JSON but neither outputs nor inputs saved by Polygraphy")
+            raise TraceError(
+                f"{path} is JSON but neither outputs nor inputs saved by Polygraphy, nor outputs of trtexec"
+            )
         runs = {str(name): iterations for name, iterations in data["lst"]}
         name = choose(path, list(runs), runner)
         return [{n: lazy["values"] for n, lazy in it["outputs"].items()} for it in runs[name]], name

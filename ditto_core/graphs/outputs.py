@@ -60,6 +60,29 @@ def finish_export(
     return axes
 
 
+def settled_sizes(path: Path) -> dict[tuple[str, int], int]:
+    """Return the sizes of inputs' dimensions, by input and index, whose symbol the exporter replaced by a number.
+
+    An operator that keeps no size (LSTM) takes others all the same.
+    """
+    found = {}
+    for value in read_graph(path).graph.input:
+        for i, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.dim_param.isdecimal():
+                found[value.name, i] = int(dim.dim_param)
+    return found
+
+
+def freeze_inputs(path: Path, sizes: Mapping[tuple[str, int], int]) -> None:
+    """Give dimensions of inputs, by input and index, the only size that they can have."""
+    model = read_graph(path)
+    for value in model.graph.input:
+        for i, dim in enumerate(value.type.tensor_type.shape.dim):
+            if (value.name, i) in sizes:
+                dim.dim_value = sizes[value.name, i]
+    onnx.save(model, str(path))
+
+
 def give_nodes_to_constants(graph: onnx.GraphProto) -> None:
     """Make an ``Identity`` of each output that the exporter folded to a constant, so that it stays a value.
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ditto_core.compare.tolerance import by_kernels
+from ditto_core.compare.verdict import DIVERGED, Verdict
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import LocalResult
@@ -37,8 +38,8 @@ class CoarseKernels:
         kernels = self.session.info.kernels
         if not kernels or site not in self.products:
             return ""
-        verdict = by_kernels(kernels, step, error, floor, factor)
-        return verdict.rule if verdict is not None else ""
+        found = Verdict(DIVERGED, "rel_l2", error, factor * floor, "")
+        return by_kernels(kernels, step, found, floor, factor).rule
 
     @cached_property
     def products(self) -> frozenset[str]:

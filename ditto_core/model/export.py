@@ -20,12 +20,14 @@ from typing import Any
 import onnx
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ditto_core.errors import BuildError, UsageError
-from ditto_core.graphs.outputs import axes_by_value, finish_export, input_shapes
+from ditto_core.graphs.outputs import axes_by_value, finish_export, freeze_inputs, input_shapes, settled_sizes
 from ditto_core.model.export_failure import export_failure, innermost
 from ditto_core.model.hollow import Reader, give_weights, hollow
 from ditto_core.model.loading import LoadedModel
+from ditto_core.model.sizes import frozen_sizes
 from ditto_core.model.states import state_of
 from ditto_core.model.wrappers import (
     BATCH,
@@ -44,7 +46,7 @@ from ditto_core.system.files import parse_json
 ONNX_FILE = "model.onnx"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
-FORMAT = 3
+FORMAT = 4
 """Of what an export holds, site names included; part of its key."""
 
 
@@ -63,6 +65,8 @@ class Export:
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     """The sizes of each input's dimensions, or the names of those that are dynamic."""
     seq2seq: bool = False
+    frozen: Sequence[tuple[str, int, str]] = ()
+    """The dimensions (input, index, name) that were to be dynamic and for which the model's code leaves one size."""
 
     @property
     def finals(self) -> tuple[str, ...]:
@@ -113,15 +117,22 @@ class Export:
             for index, (size, expected) in enumerate(zip(tensor.shape, shape, strict=True)):
                 if isinstance(expected, int) and size != expected:
                     raise UsageError(
-                        f"input {name!r} has size {size} in dimension {index}, the engine was built for {expected}; "
-                        f"to let it vary give dynamic={{{name!r}: {{{index}: 'size'}}}}"
+                        f"input {name!r} has size {size} in dimension {index}, {self._fixed(name, index, expected)}"
                     )
+
+    def _fixed(self, name: str, index: int, size: int) -> str:
+        """Return why a dimension has one size, and the way out."""
+        for frozen, place, dimension in self.frozen:
+            if (frozen, place) == (name, index):
+                return f"its {dimension} is frozen to {size}: {why_frozen(size)}"
+        return f"the engine was built for {size}; to let it vary give dynamic={{{name!r}: {{{index}: 'size'}}}}"
 
     @classmethod
     def load(cls, directory: Path) -> Export:
         """Open what :func:`export` wrote."""
         data = parse_json((directory / EXPORT_FILE).read_text())
         lists = {name: tuple(data[name]) for name in ("inputs", "outputs")}
+        lists["frozen"] = tuple(map(tuple, data["frozen"]))
         return cls(directory, **{**data, **lists})
 
     def save(self) -> None:
@@ -147,19 +158,24 @@ def export(
     Raises :class:`BuildError` with the exporter's innermost complaint, and for a dimension that the model fixes.
     """
     with hollow(model.module, dtype) as readers:
-        return _export(replace(model, examples=model.examples_in(dtype)), directory, readers, opset, named, operators)
+        cast = replace(model, examples=model.examples_in(dtype))
+        wrapper = wrap(cast, named)
+        wrapper.operators = operators
+        done = _export(cast, wrapper, directory, readers, opset, named)
+        if isinstance(wrapper, ModuleWrapper) and any(frozen[1] == 0 for frozen in done.frozen) and wrapper.doubled:
+            wrapper.doubles = False  # not frozen to two rows where the example has one
+            done = _export(cast, wrapper, directory, readers, opset, named)
+        return done
 
 
 def _export(
     model: LoadedModel,
+    wrapper: Wrapper,
     directory: Path,
     readers: Mapping[int, Reader],
     opset: int,
     named: Sequence[tuple[str, int, str]],
-    operators: bool,
 ) -> Export:
-    wrapper = wrap(model, named)
-    wrapper.operators = operators
     arguments, dynamic, input_names = wrapper.signature()
     program = None
     with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), restored(model.module):
@@ -185,15 +201,26 @@ def _export(
             raise BuildError(export_failure(model.label, error, program)) from error
     decomposed: Any = onnx_program.exported_program
     onnx_program.save(directory / ONNX_FILE, external_data=True)
+    settled = settled_sizes(directory / ONNX_FILE)
     axes = finish_export(directory / ONNX_FILE, wrapper.traced.outputs, wrapper.dimensions)
+    if settled:
+        examples = dict(zip(input_names, tree_leaves(arguments), strict=True))
+        frozen = frozen_sizes(directory / ONNX_FILE, settled, wrapper.dimensions, examples)
+        freeze_inputs(directory / ONNX_FILE, frozen)
     taps = tuple(describe(wrapper, decomposed, names, axes))
     Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
     write_readable(decomposed, directory)
     shapes = input_shapes(directory / ONNX_FILE)
+    fixed = [
+        (name, index, dimension)
+        for name, dimensions in wrapper.dimensions.items()
+        for index, dimension in dimensions.items()
+        if isinstance(shapes[name][index], int)
+    ]
     check_dynamic(model, named, shapes)
     vocabulary = vocab_size(model.module)
     inputs, outputs = tuple(input_names), wrapper.traced.outputs
-    done = Export(directory, model.decoder, inputs, outputs, vocabulary, shapes, model.seq2seq)
+    done = Export(directory, model.decoder, inputs, outputs, vocabulary, shapes, model.seq2seq, fixed)
     done.save()
     return done
 
@@ -232,10 +259,14 @@ def check_dynamic(
     """Raise :class:`BuildError` for a dimension that the user named and the model fixes."""
     for name, index, dimension in named:
         if isinstance(size := shapes[name][index], int):
-            hint = (
-                "give an example of at least 2" if size == 1 else f"{model.label} computes with that size in its code"
-            )
-            raise BuildError(f"dimension {index} of {name!r} ({dimension}) is fixed to {size}: {hint}")
+            raise BuildError(f"dimension {index} of {name!r} ({dimension}) is frozen to {size}: {why_frozen(size)}")
+
+
+def why_frozen(size: int) -> str:
+    """Return why an export has one size only, and what to do."""
+    if size == 1:
+        return "give an example of at least 2"
+    return "the model's code leaves no other size, as int(x.shape[0]) does, or a constant of that size"
 
 
 def describe(

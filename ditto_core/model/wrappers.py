@@ -238,6 +238,10 @@ class ModuleWrapper(Wrapper):
         super().__init__(module)
         self.examples = dict(examples)
         self._named = named
+        self.doubles = True
+        """Whether an example of one row may be traced as two."""
+        self.doubled = False
+        """Whether the last signature has such an example."""
 
     def forward(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return the outputs in order, then the taps."""
@@ -271,7 +275,8 @@ class ModuleWrapper(Wrapper):
 
     def _two_rows(self) -> dict[str, torch.Tensor]:
         """Return the examples, of one row as two equal ones: the exporter takes a size of 1 for a constant."""
-        if not any(tensor.ndim and tensor.shape[0] == 1 for tensor in self.examples.values()):
+        self.doubled = False
+        if not self.doubles or not any(tensor.ndim and tensor.shape[0] == 1 for tensor in self.examples.values()):
             return self.examples
         doubled = {
             name: torch.cat([tensor, tensor]) if tensor.ndim and tensor.shape[0] == 1 else tensor
@@ -281,6 +286,7 @@ class ModuleWrapper(Wrapper):
             self(list(doubled.values()))
         except Exception:  # noqa: BLE001 - a module may raise anything where its inputs have no rows in common
             return self.examples
+        self.doubled = True
         return doubled
 
 

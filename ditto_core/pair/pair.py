@@ -260,7 +260,9 @@ class Pair:
         if sessions.built.decoder:
             return self._token_relations()
         examples, terms = self._values(sessions.model.examples), Terms(self._runner.tolerance)
-        return InputRelations(sessions.engine, examples, sessions.output_axes, terms, self._noise())
+        return InputRelations(
+            sessions.engine, examples, sessions.output_axes, terms, self._noise(), sessions.export.check
+        )
 
     def _noise(self) -> tuple[Session, Session] | None:
         low_precision = self.sessions.low_precision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,21 +27,21 @@ def open_reference(workspace: Workspace, spec: EngineSpec, engine: Engine, optio
     if built is not None:
         return open_engine(workspace, workspace.build(built))
     if Path(str(wanted)).exists():
-        return open_recorded(Path(str(wanted)), engine, options)
+        return open_recorded(Path(str(wanted)), engine, options, workspace.export(spec).finals)
     _, _, dtype = str(wanted).partition(":")
     return workspace.eager(spec, engine.taps, dtype=parse_dtype(dtype) if dtype else "", device=options.device)
 
 
-def open_recorded(path: Path, engine: Engine, options: PairOptions) -> Session:
-    """Open one of our traces, or a dump of another tool under the names of the engine's taps."""
-    from ditto_core.backends.dumped import open_dumped
+def open_recorded(path: Path, engine: Engine, options: PairOptions, finals: Collection[str] = ()) -> Session:
+    """Open one of our traces, or a dump of another tool under the names of the engine's taps and final outputs."""
+    from ditto_core.backends.dumped import LOGITS, open_dumped
     from ditto_core.backends.recorded import RecordedSession
     from ditto_core.dumps.traces import claims
     from ditto_core.trace import Trace
 
     if claims(path) and options.name_map is None:
         return RecordedSession(Trace.open(path))
-    return open_dumped(path, engine.taps, options.name_map)
+    return open_dumped(path, engine.taps, options.name_map, {LOGITS, *finals})
 
 
 def named_backend(spec: EngineSpec, wanted: Any) -> EngineSpec | None:

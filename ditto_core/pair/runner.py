@@ -145,12 +145,42 @@ class Runner:
     def _localized_again(self, run_fn: RunFn, failed: Comparison, floor: Floor) -> Comparison:
         """Run once more for the local errors; a model that cannot be replayed on the engine's tensors only says so."""
         try:
-            localizer = self._localizer()
-            with torch_threads(self._options.threads):
-                run_fn(Sides(self._sessions.engine, self._sessions.reference, localizer=localizer), floor)
-            return self._localized(localizer, failed)
+            failed = self._localized_in(self._sessions, run_fn, failed, floor)
+            return self._among_operators(run_fn, failed)
         except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
             return replace(failed, notes=(*failed.notes, f"not localized: {type(error).__name__}: {first_line(error)}"))
+
+    def _localized_in(self, sessions: Sessions, run_fn: RunFn, failed: Comparison, floor: Floor | None) -> Comparison:
+        """Run some sessions for the local errors alone."""
+        from ditto_core.pair.localizing import localized, open_localizer
+
+        localizer = open_localizer(sessions)
+        with torch_threads(self._options.threads):
+            run_fn(Sides(sessions.engine, sessions.reference, localizer=localizer), floor)
+        return localized(sessions, localizer, failed)
+
+    def _among_operators(self, run_fn: RunFn, failed: Comparison) -> Comparison:
+        """Where lines of the model lie before the blamed site that no site shows, let another engine show them.
+
+        It is built where the first one was built as fast as a run may take; else the lines are listed.
+        """
+        from ditto_core.pair.localizing import with_every_site
+        from ditto_core.pair.sessions import Sessions
+
+        sessions, first = self._sessions, failed.localization.first if failed.localization else None
+        seconds = sessions.built.facts.get("build_seconds", math.inf)
+        if first is None or not first.between or sessions.given or seconds > self._options.localize_failed:
+            return failed
+        spec = with_every_site(sessions, sessions.spec.dtype)
+        if spec == sessions.spec:
+            return failed
+        finer = Sessions(sessions.workspace, spec, self._options, None)
+        try:
+            found = self._localized_in(finer, run_fn, failed, None)
+        finally:
+            finer.close()
+        named = found.localization.first if found.localization else None
+        return found if named and named.site != first.site else failed
 
     def _localizer(self) -> Localizer | NotLocalized:
         from ditto_core.pair.localizing import open_localizer

@@ -35,6 +35,11 @@ class Sessions:
         self.workspace, self.spec = workspace, spec
         self._options, self._given = options, built
 
+    @property
+    def given(self) -> bool:
+        """Whether the engine existed already, so that another one of its spec need not be like it."""
+        return self._given is not None
+
     @cached_property
     def built(self) -> Engine:
         """The built engine on disk. One that could not run here is not built."""

@@ -37,6 +37,7 @@ class InputRelations:
     """Checks relations of ``session`` on inputs by name; ``examples`` are those of the model, ``axes`` of its outputs.
 
     ``noise`` is a reference and its low-precision version: their difference on the same inputs is the noise floor.
+    ``fits`` raises :class:`UsageError` for inputs of sizes that the engine was not built for.
     """
 
     session: Session
@@ -44,6 +45,7 @@ class InputRelations:
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
     noise: tuple[Session, Session] | None = None
+    fits: Callable[[Inputs], None] = lambda inputs: None
 
     def check(self, inputs: Inputs | None = None, *names: str) -> tuple[Relation, ...]:
         """Check the named relations (default: all) on ``inputs``, or on the model's examples.
@@ -58,6 +60,7 @@ class InputRelations:
         for name in names:
             if name not in checks:
                 raise UsageError(f"unknown relation {name!r}, expected {', '.join(checks)}{nearest(name, checks)}")
+        self.fits(given)
         terms = self.terms if self.noise is None else replace(self.terms, floor=self._floor(given))
         return tuple(checks[name](given, terms) for name in names or checks)
 
@@ -72,6 +75,7 @@ class InputRelations:
         rows = row_count(inputs)
         if rows < 2:
             raise UsageError(f"the inputs have {rows} row, expected at least two: each is run alone and in the batch")
+        self.fits(row_of(inputs, 0, rows))
         runs = [self._capture(self.session, row_of(inputs, row, rows)) for row in range(rows)]
         alone, batch = stacked(runs), self._capture(self.session, inputs)
         sides = self._side(batch, f"in a batch of {rows}"), self._side(alone, "alone")
@@ -79,7 +83,7 @@ class InputRelations:
         return relate(name, *sides, self._taps, tolerance=terms.tolerance, floor=terms.floor)
 
     def _same_bits(self, inputs: Inputs, terms: Terms) -> Relation:
-        first, second = (self._capture(self.session, inputs) for _ in range(2))
+        first, second = (self._capture(self.session, inputs, by_row=False) for _ in range(2))
         sides = self._side(second, "the second time"), self._side(first, "the first time")
         return relate("same run twice = same bits", *sides, self._taps, exact=True)
 
@@ -98,8 +102,8 @@ class InputRelations:
     def _side(self, captured: Captured, label: str) -> Side:
         return Side(self.session.info, captured, OneStep(label))
 
-    def _capture(self, session: Session, inputs: Inputs) -> Captured:
-        """Run once from the start; keep the sites whose rows can be told, row first."""
+    def _capture(self, session: Session, inputs: Inputs, *, by_row: bool = True) -> Captured:
+        """Run once from the start; keep the sites whose rows can be told, row first, or without ``by_row`` all."""
         seen: dict[str, torch.Tensor] = {}
         session.start(row_count(inputs))
         outputs = session.step(inputs, lambda site, tensor: seen.update({site: tensor.clone()}))
@@ -107,7 +111,11 @@ class InputRelations:
         found = Captured()
         for tap in (tap for tap in self._taps if tap.site in seen):
             tensor = seen[tap.site]
-            if "batch" not in tap.axes or tensor.ndim != len(tap.axes):
+            known = "batch" in tap.axes and tensor.ndim == len(tap.axes)
+            if not known and not by_row:
+                found.values[tap.site], found.axes[tap.site] = tensor, ("",) * tensor.ndim
+                continue
+            if not known:
                 found.left_out[tap.site] = (
                     f"axes {', '.join(a or '?' for a in tap.axes) or 'unknown'}: no row to align by"
                 )

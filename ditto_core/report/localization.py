@@ -10,6 +10,9 @@ from ditto_core.visible import visible
 SHOWN = 10
 """Blamed sites that are listed unless all are asked for."""
 
+LINES = 3
+"""The model's lines before a site that are listed."""
+
 
 def localization_text(found: Localization, *, verbose: bool = False) -> str:
     """Return the report; ``verbose`` lists every site."""
@@ -55,17 +58,8 @@ def blame_lines(item: Blame) -> Iterator[str]:
     if item.operator:
         yield f"{'':37}operator {item.operator}"
         return
-    for line in between(item):
+    for line in item.between[:LINES]:
         yield f"{'':37}or before it: {line}"
-
-
-def between(item: Blame, most: int = 3) -> list[str]:
-    """Return the model's other lines between a site and the nearest ones that the engine shows, the last ones first.
-
-    An operator that is no module's (``F.interpolate``, ``+``) is in none of the sites, but in one of these lines.
-    """
-    lines = [line.partition("(")[2].removesuffix(")") for line in reversed(item.operators) if "(" in line]
-    return [line for line in dict.fromkeys(lines) if line and line != item.source][:most]
 
 
 def cause_lines(found: Localization) -> Iterator[str]:

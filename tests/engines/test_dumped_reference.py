@@ -23,6 +23,7 @@ from ditto_core.spec import EngineSpec
 from ditto_core.stepping.dumps import compare_offline
 from ditto_core.trace import Trace
 from tests.models import conv_net, llama
+from tests.module_models import detector
 
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [4, 5, 6], [9, 8, 7, 6, 5]]
 STEPS = 3
@@ -203,3 +204,45 @@ def test_a_rule_about_a_step_that_was_not_reached_is_noted_in_a_run_and_between_
         assert [note for note in found.notes if "decided nothing" in note] == [said]
     quiet = compare_offline(compare_dumps(folder, folder), tolerance=Tolerance.of(rules).optional())
     assert not [note for note in quiet.notes if "decided nothing" in note]
+
+
+DETECTOR = EngineSpec.of(detector, outputs="stem")
+
+
+def detected(path, **changes):
+    """Write what the detector computes, but for ``changes``, with its tap and its input."""
+    module, given = detector()
+    with torch.no_grad():
+        tensors = {**given, "stem": module.stem(given["x"]), **module(**given)}
+    tensors = {name: changes.get(name, lambda tensor: tensor)(tensor) for name, tensor in tensors.items()}
+    np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None})
+    return path
+
+
+@pytest.mark.parametrize("tapped", [True, False])
+def test_every_output_that_a_dump_has_is_compared_though_no_module_produces_it(workspace, tmp_path, tapped):
+    change = {} if tapped else {"stem": lambda tensor: None}
+    good = beside(workspace, detected(tmp_path / "good.npz", **change), DETECTOR)
+    assert good
+    assert {"boxes", "scores"} <= set(good.sites)
+    bad = beside(workspace, detected(tmp_path / "bad.npz", scores=lambda tensor: 2 * tensor, **change), DETECTOR)
+    assert [r.site for r in bad.failures] == ["scores"]
+
+
+def test_an_output_that_a_dump_lacks_is_noted(workspace, tmp_path):
+    run = beside(workspace, detected(tmp_path / "part.npz", scores=lambda tensor: None), DETECTOR)
+    assert run
+    assert any("no output 'scores'" in note for note in run.notes)
+
+
+def test_a_dump_of_other_inputs_is_refused_with_the_first_number_that_differs(workspace, tmp_path):
+    def other(x):
+        return x + (torch.arange(x.numel()).reshape(x.shape) == 9) * 0.25
+
+    with pytest.raises(RunError, match=r"recorded on other inputs: step 0, x\[1, 1\] is"):
+        beside(workspace, detected(tmp_path / "other.npz", x=other), DETECTOR)
+
+
+def test_a_float16_engine_takes_a_dump_of_its_inputs_in_float32(workspace, tmp_path):
+    spec = EngineSpec.of(detector, outputs="stem", dtype="float16")
+    assert beside(workspace, detected(tmp_path / "wide.npz"), spec)

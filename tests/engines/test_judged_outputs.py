@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ditto_core import EngineSpec, Pair
+from ditto_core.compare.text import failure_message
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, WITHIN
 from ditto_core.pair.pair_options import PairOptions
@@ -180,6 +181,7 @@ def test_a_reference_that_draws_random_numbers_is_named_and_judges_nothing_behin
         assert not run
         assert {r.site for r in run.inconclusive} == {"dec", "output"}
         assert run.inconclusive[0].verdict.rule == "the reference does not repeat itself, first at dec"
+        assert "fixed seed" in failure_message(run).splitlines()[-1]
 
 
 @pytest.mark.parametrize("wrong", [math.nan, 0.0])

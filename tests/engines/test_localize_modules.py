@@ -1,11 +1,15 @@
 """Faults in the model's own code, between modules and behind the last one, are blamed at their line."""
 
+from dataclasses import replace
+
 import pytest
 
+from ditto_core.compare.text import failure_message
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.report.localization import localization_text
 from ditto_core.spec import EngineSpec
-from tests.module_models import between, detector, faulty_detector
+from tests.module_models import between, detector, faulty_detector, faulty_linear
 
 
 @pytest.fixture
@@ -43,3 +47,28 @@ def test_the_line_of_an_operator_between_two_modules_is_told(localized):
     ports = localized(between, ("**", "**:**")).localization
     assert [blamed.site for blamed in ports.blamed] == ["second:in"]
     assert "hidden.roll(1, 0)" in ports.first.source
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0, "the error is added at second:in, "), (601.0, "or before it: "), (None, "or before it: ")],
+)
+def test_a_failure_says_the_line_of_the_operator_between_two_modules(workspace, seconds, said):
+    """Another engine shows the operator's own tensor, unless to build one takes longer than a failure may cost."""
+    pair = Pair(workspace, EngineSpec.of(between, outputs="**"), PairOptions(localize_failed=600))
+    facts = {name: value for name, value in pair.engine.facts.items() if name != "build_seconds"}
+    known = {} if seconds is None else {"build_seconds": seconds}
+    pair.sessions.built = replace(pair.engine, facts=facts | known)
+    line = next(line for line in failure_message(pair.run()).splitlines() if said in line)
+    pair.close()
+    assert "hidden.roll(1, 0)" in line
+
+
+def test_a_failure_in_a_module_builds_no_other_engine(workspace):
+    pair = Pair(workspace, EngineSpec.of(faulty_linear, outputs="**"), PairOptions(localize_failed=600))
+    pair.sessions.built = replace(pair.engine, facts=pair.engine.facts | {"build_seconds": 0.0})
+    said = failure_message(pair.run())
+    pair.close()
+    assert "engine diverges at 1," in said
+    assert "the error is added at" not in said
+    assert "or before it" not in said

@@ -7,6 +7,8 @@ from ditto_core.errors import BuildError, UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.module_models import (
+    counts_one_row,
+    counts_rows,
     encoder_decoder,
     faulty_encoder_decoder,
     one_line,
@@ -132,6 +134,27 @@ def test_an_example_of_one_row_does_not_freeze_the_batch(pair_of, rows):
     pair_of(one_row).run({"input": torch.randn(rows, 4)}).assert_close()
 
 
+@pytest.mark.parametrize(("source", "rows", "other"), [(counts_rows, 2, 3), (counts_one_row, 1, 2)])
+def test_a_batch_that_the_models_code_freezes_is_said_when_another_comes(pair_of, source, rows, other):
+    """The example's own size runs: one row was not traced as two."""
+    pair = pair_of(source, outputs="**")
+    pair.run().assert_close()
+    with pytest.raises(UsageError, match=rf"'x' has size {other} in dimension 0, its batch is frozen to {rows}"):
+        pair.run({"x": torch.randn(other, 4)})
+
+
+def test_a_row_alone_is_no_relation_of_a_model_that_freezes_its_batch(pair_of):
+    relations = pair_of(counts_rows, outputs="**").relations()
+    assert all(relations.check(None, "same_bits"))
+    with pytest.raises(UsageError, match="has size 1 in dimension 0, its batch is frozen to 2"):
+        relations.check()
+
+
+def test_a_named_dimension_that_the_models_code_freezes_is_refused(pair_of):
+    with pytest.raises(BuildError, match=r"dimension 0 of 'x' \(rows\) is frozen to 2: the model's code"):
+        pair_of(counts_rows, outputs="**", dynamic={"x": {0: "rows"}}).run()
+
+
 @pytest.mark.parametrize("size", [(16, 16), (32, 16), (18, 30)])
 @pytest.mark.parametrize(
     "fields",
@@ -156,7 +179,7 @@ def test_a_size_that_the_engine_was_not_built_for_is_named_with_the_way_out(pair
 
 def test_a_dimension_that_the_example_fixes_cannot_be_dynamic(pair_of):
     with pytest.raises(
-        BuildError, match=r"dimension 2 of 'input' \(height\) is fixed to 1: give an example of at least 2"
+        BuildError, match=r"dimension 2 of 'input' \(height\) is frozen to 1: give an example of at least 2"
     ):
         pair_of(one_line, profile={"height": (1, 1, 16)}).run()
 

@@ -12,7 +12,7 @@ from ditto_core.model.checkpoint import near_path
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
-from pytest_ditto.reporting import ATTRIBUTE, Tally
+from pytest_ditto.reporting import ATTRIBUTE, Tally, line_of
 
 RUN = {
     "ok": False,
@@ -24,6 +24,7 @@ RUN = {
     "first_bad": "a",
     "unjudged_sites": 0,
     "unjudged_output": "",
+    "bad_logits": "",
 }
 
 
@@ -39,6 +40,12 @@ def test_a_test_that_is_run_again_counts_once():
         tally.pytest_runtest_logreport(report(outcome))
     assert (len(tally.runs), tally.bad_inputs, len(tally.failed)) == (1, 1, 1)
     assert tally.total()[0].startswith("ditto-engine: 1 comparison, 3 sites")
+
+
+def test_a_quantized_engine_whose_logits_are_off_is_listed_with_the_number():
+    logits = "kl_mean 1.8e-03 > 1.4e-03 (table for int8), step 1"
+    line = line_of({**RUN, "first_bad": "", "bad_logits": logits}, "t.py::test_x", "failed")
+    assert line.endswith(f"e: the logits are off: {logits}")
 
 
 def test_the_first_missing_part_of_a_path_has_its_neighbour_named(tmp_path):

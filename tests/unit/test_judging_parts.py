@@ -61,26 +61,56 @@ def test_a_row_whose_bound_would_reach_the_ceiling_is_not_judged(floor):
     assert judged(row=row(0.9, floor=floor)).status == WITHIN
 
 
-@pytest.mark.parametrize(("error", "status"), [(0.149, WITHIN), (0.151, DIVERGED)])
-def test_a_kernel_property_widens_a_row_by_its_whole_factor(error, status):
+@pytest.mark.parametrize(
+    ("error", "status", "metric", "bound"),
+    [
+        (0.049, WITHIN, "rel_l2", 4e-2),
+        (0.051, EXPLAINED, "row_rel_l2", 15e-2),
+        (0.149, EXPLAINED, "row_rel_l2", 15e-2),
+        (0.151, DIVERGED, "row_rel_l2", 5e-2),
+    ],
+)
+def test_a_kernel_property_widens_a_row_by_its_whole_factor(error, status, metric, bound):
     """Three times the floor of 1e-2, five times; a whole tensor would get half of that."""
-    assert judged(row=row(error), kernels=[kernel(3)]).status == status
+    verdict = judged(row=row(error), kernels=[kernel(3)])
+    assert (verdict.status, verdict.metric, verdict.bound) == (status, metric, pytest.approx(bound))
+    assert ("TF32: measured" in verdict.rule) is (status == EXPLAINED)
 
 
 @pytest.mark.parametrize(
-    ("element", "kernels", "bound"),
+    ("value", "kernels", "status", "bound"),
     [
-        (1e-2, [], 8e-2),
-        (0.0, [], 8 * 2.0**-11),
-        (1e-2, [kernel(3), kernel(2)], 24e-2),
-        (1e-2, [kernel(0.5)], 8e-2),
+        (0.079, [kernel(3)], WITHIN, None),
+        (0.081, [kernel(3), kernel(2)], EXPLAINED, 24e-2),
+        (0.239, [kernel(3), kernel(2)], EXPLAINED, 24e-2),
+        (0.241, [kernel(3), kernel(2)], DIVERGED, 8e-2),
+        (0.081, [kernel(3, "decode")], DIVERGED, 8e-2),
+        (0.081, [kernel(0.5)], DIVERGED, 8e-2),
     ],
 )
+def test_a_kernel_property_widens_the_worst_element_by_its_whole_factor(value, kernels, status, bound):
+    """Eight times the reference's largest of 1e-2, times the ratio; the step is the prefill."""
+    metrics = numbers(rel_l2=1e-3, rms=1e-3, max_abs=value, max_abs_index=(7,))
+    verdict = judged(metrics, element=1e-2, kernels=kernels)
+    assert verdict.status == status
+    if bound:
+        assert (verdict.metric, verdict.bound) == ("max_abs", pytest.approx(bound))
+
+
+def test_a_row_that_fails_decides_though_a_kernel_property_allows_an_element():
+    metrics = numbers(rel_l2=1e-3, rms=1e-3, max_abs=0.081, max_abs_index=(7,))
+    parts = {"element": 1e-2, "kernels": [kernel(2)]}
+    assert judged(metrics, **parts).status == EXPLAINED
+    assert judged(metrics, row=row(0.2), **parts).metric == "row_rel_l2"
+    assert judged(metrics, row=row(0.2), **parts).status == DIVERGED
+
+
+@pytest.mark.parametrize(("element", "bound"), [(1e-2, 8e-2), (0.0, 8 * 2.0**-11)])
 @pytest.mark.parametrize(("share", "status"), [(0.999, WITHIN), (1.001, DIVERGED)])
-def test_the_worst_element_is_judged_by_the_largest_of_the_reference(element, kernels, bound, share, status):
+def test_the_worst_element_is_judged_by_the_largest_of_the_reference(element, bound, share, status):
     """An rms of 1e-3 and a rel-L2 of 1e-3: the numbers themselves are around 1."""
     metrics = numbers(rel_l2=1e-3, rms=1e-3, max_abs=share * bound, max_abs_index=(7,))
-    verdict = judged(metrics, element=element, kernels=kernels)
+    verdict = judged(metrics, element=element)
     assert verdict.status == status
     if status == DIVERGED:
         assert (verdict.metric, verdict.bound) == ("max_abs", pytest.approx(bound))
@@ -118,8 +148,21 @@ def test_the_table_is_that_of_the_documentation(dtype, bound):
 
 
 @pytest.mark.parametrize("dtype", [name for name in EPSILON if name.startswith("float8")])
-def test_the_table_allows_every_8_bit_float_one_step(dtype):
-    assert TABLE[dtype] == EPSILON[dtype]
+def test_the_table_allows_every_8_bit_float_what_rounding_moves_an_element(dtype):
+    """Half of what lies between two neighbours."""
+    assert TABLE[dtype] == EPSILON[dtype] / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_rounding_to_an_8_bit_float_is_within_the_table_and_a_scale_off_by_as_much_is_not(dtype):
+    exact = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    name = str(dtype).removeprefix("torch.")
+    stored = exact.to(dtype).float()
+    assert judged(measure(stored, exact), floor=None, dtype=name).status == WITHIN
+    assert (
+        judged(measure((exact * (1.05 + EPSILON[name] / 2)).to(dtype).float(), stored), floor=None, dtype=name).status
+        == DIVERGED
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,8 +187,7 @@ def test_a_tensor_without_elements_is_within():
 
 def test_an_error_at_what_a_kernel_property_allows_is_explained():
     """Half of the factor, times the ratio, times the floor: 2 x 2 x 2^-7."""
-    verdict = by_kernels([kernel(2)], 0, 2.0**-5, 2.0**-7, 4)
-    assert verdict is not None
+    verdict = by_kernels([kernel(2)], 0, decide("rel_l2", 2.0**-5, 2.0**-6, "floor"), 2.0**-7, 4)
     assert verdict.status == EXPLAINED
     assert "2 x 2 x noise floor" in verdict.rule
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Hub id, model directory (safetensors or GGUF), or GGUF file.")],
+    model: Annotated[str, typer.Argument(help="Hub id, directory, GGUF file, or FILE.py:NAME of a callable.")],
     backend: Annotated[str, typer.Option(help="Engine to build for.")] = "onnxruntime",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16.")] = "float32",
     add_output: Annotated[list[str] | None, typer.Option(help="Selector of sites to compare; repeatable.")] = None,
@@ -36,6 +36,7 @@ def command(
 ) -> None:
     """Find the shortest prompt that diverges. Tries prompts against the reference, and shrinks the one that fails."""
     from ditto_core.cli import screen
+    from ditto_core.cli.model_argument import read_model
     from ditto_core.cli.run import parse_ids
     from ditto_core.fuzz import Limits, check_hypothesis
     from ditto_core.pair.pair import Pair
@@ -48,7 +49,7 @@ def command(
     if min(max_input_len, max_batch_size, max_output_len) < 1:
         raise UsageError("--max-input-len, --max-batch-size and --max-output-len are at least 1")
     outputs = tuple(add_output or ALL_SITES)
-    spec = EngineSpec.of(model, backend=backend, dtype=dtype, outputs=outputs, attention=attention)
+    spec = EngineSpec.of(read_model(model), backend=backend, dtype=dtype, outputs=outputs, attention=attention)
     options = PairOptions(reference=reference, tolerance=tolerance_factor, observer=False)
     pair = Pair(screen.workspace(cache_dir), spec, options)
     if not pair.engine.decoder:

@@ -53,7 +53,7 @@ def command(
     options = PairOptions(reference=reference, tolerance=tolerance_factor, observer=False)
     pair = Pair(screen.workspace(cache_dir), spec, options)
     if not pair.engine.decoder:
-        raise UsageError(f"{spec.model.label} is no decoder, there are no prompts to try")
+        raise UsageError(f"{spec.model.label} is not a decoder: there are no prompts to try")
     if input_ids:
         raise typer.Exit(replay(pair, [parse_ids(text) for text in input_ids], max_output_len))
     limits = Limits(max_batch_size, max_input_len, max_output_len)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ditto_core.errors import SelectorError
 from ditto_core.system.files import parse_json
+from ditto_core.visible import source_path
 
 RAW_PREFIXES = ("fx:", "onnx:", "trt:")
 OPERATORS = "**:** **"
@@ -176,5 +177,5 @@ def source_line(stack_trace: str) -> str:
     i, frame = chosen[-1]
     path, line, function = (part.strip() for part in frame.removeprefix("File ").split(",", 2))
     code = lines[i + 1].strip() if i + 1 < len(lines) else ""
-    short = "/".join(Path(path.strip('"')).parts[-3:])
-    return f"{short}:{line.removeprefix('line ')} {function}: {code}"
+    shown = source_path(path.strip('"'))
+    return f"{shown}:{line.removeprefix('line ')} {function}: {code}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -51,6 +52,17 @@ def text(value: str) -> str:
     if not value.isprintable():
         value = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
     return COMMAND.sub(_escaped, value) if COMMAND.search(value) else value
+
+
+def source_path(value: str) -> str:
+    """Return how a source file is named: from the working directory, so that the name opens there.
+
+    Of one that lies elsewhere, or in an installed package, the last three parts: its own package, and no one's home.
+    """
+    path, here = Path(value), Path.cwd()
+    if path.is_relative_to(here) and not {"site-packages", "dist-packages"} & {*path.parts}:
+        return path.relative_to(here).as_posix()
+    return "/".join(path.parts[-3:])
 
 
 def lines(value: str) -> str:

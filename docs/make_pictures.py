@@ -72,15 +72,15 @@ def failing_run(folder: Path) -> str:
     return done.stdout.replace(f"{folder}/", "")
 
 
-def terminal(output: str, path: Path) -> None:
-    """Draw the terminal's output."""
+def terminal(output: str, path: Path, title: str) -> None:
+    """Draw a terminal's output, the command in its first line."""
     console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"), force_terminal=True)  # noqa: SIM115
-    console.print(Text.from_ansi(f"$ pytest test_engine.py --ditto-localize\n{output}"))
-    drawn = console.export_svg(title="pytest", unique_id="failure")
+    console.print(Text.from_ansi(output))
+    drawn = console.export_svg(title=title, unique_id=path.stem)
     path.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL))  # nothing from the network
 
 
-def report(page: Path, path: Path) -> None:
+def report(page: Path, path: Path, height: int = 1490) -> None:
     """Take a screenshot of the report's first screen."""
     from playwright.sync_api import sync_playwright
 
@@ -88,7 +88,7 @@ def report(page: Path, path: Path) -> None:
     flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        tab = browser.new_page(viewport={"width": 1280, "height": 1490})
+        tab = browser.new_page(viewport={"width": 1280, "height": height})
         tab.goto(page.as_uri())
         tab.wait_for_selector("body[data-state=drawn]", timeout=120_000)
         tab.screenshot(path=str(path))
@@ -100,7 +100,8 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        terminal(failing_run(folder), IMAGES / "failure.svg")
+        command = "$ pytest test_engine.py --ditto-localize"
+        terminal(f"{command}\n{failing_run(folder)}", IMAGES / "failure.svg", "pytest")
         page = folder / "report.html"
         page.write_text(page.read_text().replace(f"{folder}/", ""))
         report(page, IMAGES / "report.png")

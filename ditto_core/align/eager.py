@@ -145,10 +145,11 @@ def paths(root: nn.Module, stack: list[str]) -> Iterator[None]:
 
 
 def model_line() -> str:
-    """Return ``file:line`` of the innermost frame that is neither torch's nor ours."""
+    """Return ``file:line`` of the innermost frame that is neither torch's nor ours; "" where the model has none."""
     frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(SKIPPED):
-        assert frame.f_back is not None
+    while frame.f_code.co_filename.startswith(SKIPPED):
+        if frame.f_code is record.__code__ or frame.f_back is None:
+            return ""
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

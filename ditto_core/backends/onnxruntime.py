@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,10 +212,25 @@ def quantize_weights(directory: Path) -> None:
     path, plain = directory / ENGINE_FILE, directory / "plain.onnx"
     path.rename(plain)
     options = {"EnableSubgraph": False, "MatMulConstBOnly": True}
-    quantize_dynamic(plain, path, weight_type=QuantType.QInt8, use_external_data_format=True, extra_options=options)
+    with without_hints():
+        quantize_dynamic(plain, path, weight_type=QuantType.QInt8, use_external_data_format=True, extra_options=options)
     for leftover in (plain, *directory.glob("*.onnx.data")):
         if leftover.name != f"{ENGINE_FILE}.data":
             leftover.unlink()
+
+
+@contextmanager
+def without_hints() -> Iterator[None]:
+    """Keep the quantizer's advice for other models off the screen: it logs at the root, and would set that up."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
 
 
 def numpy_dtype(type_name: str) -> str:

@@ -75,4 +75,5 @@ def merge_kind(group: Sequence[Cause]) -> Cause:
     if not others:
         return first
     shown = ", ".join(others[:LISTED]) + (" …" if len(others) > LISTED else "")
-    return replace(first, evidence=(*first.evidence, f"likewise at {len(others)} more sites: {shown}"))
+    sites = "1 more site" if len(others) == 1 else f"{len(others)} more sites"
+    return replace(first, evidence=(*first.evidence, f"likewise at {sites}: {shown}"))

@@ -15,7 +15,7 @@ from ditto_core.visible import visible
 
 COMMANDS = (
     *("init", "sites", "build", "align", "run", "compare", "localize", "report", "inspect", "fuzz", "answers"),
-    *("calibrate", "doctor"),
+    *("calibrate", "doctor", "docs"),
 )
 INTERRUPTED = 130
 GROUPS = ("debug", "gate", "cache")

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Model: Hub id, directory or GGUF file; or an ONNX file that is right.")],
+    model: Annotated[
+        str, typer.Argument(help="Hub id, directory, GGUF file, FILE.py:NAME, or an ONNX file that is right.")
+    ],
     file: Annotated[Path, typer.Argument(help="ONNX file, or a folder with one.")],
     map_file: Annotated[
         Path | None, typer.Option("--map", help="Write the map of sites to values here, for review and reuse.")
@@ -42,13 +44,13 @@ def command(
     from ditto_core.align.file import OnnxFile
     from ditto_core.align.quantized import against_own_weights
     from ditto_core.align.verify import verified
+    from ditto_core.cli.model_argument import read_model
     from ditto_core.model.loading import load_model
-    from ditto_core.spec import ModelSource
 
     if Path(model).suffix == ".onnx":
         between_files(Path(model), file, inputs or [], faults, json_file)
         return
-    loaded = load_model(ModelSource.of(model))
+    loaded = load_model(read_model(model))
     found = study(loaded, OnnxFile(file), roles(inputs or []))
     judged = against_own_weights(found) if found.file.quantization else found
     aligned = verified(concluded(judged), judged.model, found.file)

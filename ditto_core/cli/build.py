@@ -19,7 +19,7 @@ ADD_OUTPUT_VARIABLE = "TRTLLM_ADD_OUTPUT"
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Hub id, model directory (safetensors or GGUF), or GGUF file.")],
+    model: Annotated[str, typer.Argument(help="Hub id, directory, GGUF file, or FILE.py:NAME of a callable.")],
     directory: Annotated[
         Path | None, typer.Argument(metavar="[OUTPUT_DIR]", help="Copy the engine here; else it stays in the cache.")
     ] = None,
@@ -40,13 +40,14 @@ def command(
 ) -> None:
     """Build an engine with extra outputs. Prints its directory."""
     from ditto_core.cli import screen
+    from ditto_core.cli.model_argument import read_model
     from ditto_core.engines.staged import copy_engine
 
     if directory and output_dir and directory != output_dir:
         raise UsageError(f"two output directories, {directory} and {output_dir}: give one")
     output_dir = output_dir or directory
     spec = EngineSpec.of(
-        model,
+        read_model(model),
         outputs=outputs(add_output or [], os.environ.get(ADD_OUTPUT_VARIABLE, "")),
         **settings(backend, dtype, profile, option, attention),
     )

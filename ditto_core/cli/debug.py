@@ -33,7 +33,7 @@ def reduce(
     shared.check_output(output, iter_artifact, **sources)
     feed = good.feed(Graph.load(model))
     options = ReduceOptions(model, feed, good.values(expected), good.engine, good.tolerance)
-    with shared.Screen(f"reducing {model.name}") as screen:
+    with judgement.screen(f"reducing {model.name}") as screen:
         found = reduce_model(options, judgement.iterations(iter_artifact), output, screen.say)
     judgement.write(found.to_json())
     names = ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "")
@@ -73,7 +73,7 @@ def precision(
         good = replace(good, reference_precision="float32")
     options = PrecisionOptions(model, feed, good.values(), keep, engine, good.level, good.tolerance, builds)
     iteration, run = judgement.iterations(iter_artifact), executor_of(jobs, cluster)
-    with shared.Screen(f"searching {model.name}") as screen, kept_open(run):
+    with judgement.screen(f"searching {model.name}") as screen, kept_open(run):
         elsewhere = Elsewhere(run, Workspace(say=screen.say)) if cluster or jobs > 1 else None
         found = find_precision(options, iteration, output, screen.say, elsewhere)
     judgement.write(found.to_json(), output.with_suffix(".json"))
@@ -108,7 +108,7 @@ def build(
     builder = make_builder(backend, model, good.engine, dict(key_value(o, "--option") for o in option or []))
     bound, iteration = good.tolerance or TABLE[main_dtype(graph)], judgement.iterations(iter_artifact)
     loop = BuildLoop(model, builder, feed, values, bound, iteration)
-    with shared.Screen(f"building {model.name}") as screen:
+    with judgement.screen(f"building {model.name}") as screen:
         tally = loop.run(Until.parse(until), screen.say)
     judgement.write(tally.to_json())
     typer.echo(tally.summary())
@@ -127,10 +127,10 @@ def repeat(
 
     if command and not judgement.check:
         judgement = replace(judgement, check=shared.SEPARATOR.join(command))
-    check = judgement.command
+    check = judgement.judge()
     if check is None:
-        raise UsageError("nothing judges the iterations: give --check COMMAND")
-    with shared.Screen("repeating") as screen:
+        raise UsageError("nothing judges the iterations: give --check COMMAND or --interactive")
+    with judgement.screen("repeating") as screen:
         tally = run(check, Until.parse(until), judgement.iterations(), screen.say)
     judgement.write(tally.to_json())
     typer.echo(tally.summary())
@@ -145,9 +145,11 @@ def bisect(
 ) -> None:
     """Find the first version, commit or flag that fails. Its place in the check's command is {}."""
     from ditto_core.debug.bisect import bisect as search
+    from ditto_core.debug.person import SKIPPED
 
-    with shared.Screen("bisecting") as screen:
-        found = search(values, judgement.iterations(), screen.say, skip_code)
+    skip = {*skip_code, SKIPPED} if judgement.interactive else skip_code
+    with judgement.screen("bisecting") as screen:
+        found = search(values, judgement.iterations(skips=True), screen.say, skip)
     judgement.write(found.to_json())
     typer.echo(found.summary)
 

@@ -18,6 +18,7 @@ from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
 
 if TYPE_CHECKING:
+    from ditto_core.debug.check import Check as Judge
     from ditto_core.debug.check import CommandCheck
     from ditto_core.debug.evaluate import OnnxRuntime
     from ditto_core.debug.iterations import IterationOptions
@@ -120,6 +121,10 @@ FailRegex = Annotated[
     list[str] | None, typer.Option(help="Bad only if this matches in the check's output; repeatable, any may match.")
 ]
 CheckTimeout = Annotated[float | None, typer.Option(help="Seconds after which a check is killed and counts as bad.")]
+Interactive = Annotated[
+    bool,
+    typer.Option("--interactive", help="Ask on the terminal whether an iteration is good, after --check, if any."),
+]
 ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show the check's output for good iterations too.")]
 HideFailOutput = Annotated[bool, typer.Option("--hide-fail-output", help="Do not show it for bad ones.")]
 Artifacts = Annotated[
@@ -188,6 +193,7 @@ class Judgement:
     ignore_fail_code: IgnoreFailCode = None
     fail_regex: FailRegex = None
     check_timeout: CheckTimeout = None
+    interactive: Interactive = False
     show_output: ShowOutput = False
     hide_fail_output: HideFailOutput = False
     artifacts: Artifacts = None
@@ -211,12 +217,18 @@ class Judgement:
             raise UsageError("--fail-code, --ignore-fail-code, --fail-regex and --check-timeout need a --check COMMAND")
         return None
 
-    def iterations(self, iter_artifact: Path | None = None) -> IterationOptions:
-        """Return the options of the iterations, each of which writes ``iter_artifact``."""
+    def judge(self, subject: str = "", *, skips: bool = False) -> Judge | None:
+        """Return what judges: the command, or the person who sees its output and is asked about ``subject``."""
+        from ditto_core.debug.person import PersonCheck
+
+        return PersonCheck(self.command, subject, skips) if self.interactive else self.command
+
+    def iterations(self, iter_artifact: Path | None = None, *, skips: bool = False) -> IterationOptions:
+        """Return the options of the iterations, each of which writes ``iter_artifact``; see :meth:`judge`."""
         from ditto_core.debug.iterations import IterationOptions
 
         return IterationOptions(
-            check=self.command,
+            check=self.judge(str(iter_artifact or ""), skips=skips),
             iter_artifact=iter_artifact,
             artifacts=tuple(self.artifacts or ()),
             art_dir=self.art_dir,
@@ -227,6 +239,10 @@ class Judgement:
             load_replay=self.load_debug_replay,
             save_replay=self.save_debug_replay,
         )
+
+    def screen(self, title: str) -> Screen:
+        """Return where the search says things."""
+        return Screen(title, spins=not self.interactive)
 
     def write(self, data: dict[str, Any], path: Path | None = None) -> None:
         """Write a result where the user wants it, else to ``path``."""
@@ -304,14 +320,18 @@ def write_json(path: Path | None, data: dict[str, Any]) -> None:
 
 
 class Screen:
-    """Says things on stderr, where a terminal shows a spinner with the latest line above those before."""
+    """Says things on stderr, where a terminal shows a spinner with the latest line above those before.
 
-    def __init__(self, title: str) -> None:
+    The spinner would take the line of a question away: where a person is asked it stands still.
+    """
+
+    def __init__(self, title: str, *, spins: bool = True) -> None:
         self._console = Console(stderr=True)
+        self._spins = spins and self._console.is_terminal
         self._status = self._console.status(f"{title} …")
 
     def __enter__(self) -> Screen:
-        if self._console.is_terminal:
+        if self._spins:
             self._status.start()
         return self
 

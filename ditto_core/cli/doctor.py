@@ -6,7 +6,7 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,20 +17,24 @@ PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "executorch")
 """What models, exports and dumps need, whatever the backend."""
 
 
-def command() -> None:
+def command(
+    backend: Annotated[str, typer.Argument(metavar="[BACKEND]", help="Say all about this backend alone.")] = "",
+) -> None:
     """Show what works on this machine. Versions, backends, the cache, and clashes with other packages named ditto."""
-    from ditto_core.backends.base import Diagnosed, backend_names, libraries
+    from ditto_core.backends.base import Diagnosed, backend_names, get_backend, libraries
     from ditto_core.cache import default_root
 
-    names = dict.fromkeys((*PACKAGES, *(each for backend in backend_names() for each in libraries(backend))))
-    found = {name: installed(name) for name in names}
+    names = [get_backend(backend).name] if backend else backend_names()
+    packages = dict.fromkeys((*PACKAGES, *(each for name in names for each in libraries(name))))
+    found = {name: installed(name) for name in packages}
     typer.echo(f"installed: {', '.join(f'{name} {number}' for name, number in found.items() if number)}")
-    typer.echo(f"not installed: {', '.join(name for name, number in found.items() if not number) or 'nothing'}")
-    backends = {name: loaded(name) for name in backend_names()}
-    for name, backend in backends.items():
-        typer.echo(f"backend {name:14} {backend if isinstance(backend, str) else state(backend)}")
-    for line in (line for each in backends.values() if isinstance(each, Diagnosed) for line in each.diagnose()):
-        typer.echo(line)
+    for name in names:
+        known = loaded(name)
+        said = known if isinstance(known, str) else state(known)
+        typer.echo(f"backend {name:14} {said}")
+        if isinstance(known, Diagnosed) and (backend or not said.startswith("no: ")):
+            for line in known.diagnose():
+                typer.echo(f"  {line}")
     typer.echo(f"cache {default_root()}")
     for line in clashes():
         typer.echo(f"clash: {line}")
@@ -64,7 +68,7 @@ def state(backend: Backend) -> str:
         facts = ", ".join(f"{k} {v}" for k, v in backend.versions().items())
     except (DittoError, ImportError) as error:
         return f"no: {error}"
-    known = f"({facts}; {', '.join(backend.dtypes)})"
+    known = f"({facts}{facts and '; '}{', '.join(backend.dtypes)})"
     try:
         if isinstance(backend, NeedsDevice):
             backend.check_runs()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Hub id, model directory (safetensors or GGUF), or GGUF file.")],
+    model: Annotated[str, typer.Argument(help="Hub id, directory, GGUF file, or FILE.py:NAME of a callable.")],
     backend: Backend = "onnxruntime",
     dtype: Dtype = "float32",
     add_output: Annotated[list[str] | None, typer.Option(help="Selector of sites to compare; repeatable.")] = None,
@@ -37,6 +37,7 @@ def command(
 ) -> None:
     """Find the shortest prompt that diverges. Tries prompts against the reference, and shrinks the one that fails."""
     from ditto_core.cli import screen
+    from ditto_core.cli.model_argument import read_model
     from ditto_core.fuzz import Limits, check_hypothesis
     from ditto_core.pair.pair import Pair
     from ditto_core.pair.pair_options import PairOptions
@@ -48,11 +49,11 @@ def command(
     if min(max_input_len, max_batch_size, max_output_len) < 1:
         raise UsageError("--max-input-len, --max-batch-size and --max-output-len are at least 1")
     outputs = tuple(add_output or ALL_SITES)
-    spec = EngineSpec.of(model, backend=backend, dtype=dtype, outputs=outputs, attention=attention)
+    spec = EngineSpec.of(read_model(model), backend=backend, dtype=dtype, outputs=outputs, attention=attention)
     options = PairOptions(reference=reference, tolerance=tolerance_factor, observer=False)
     pair = Pair(screen.workspace(cache_dir), spec, options)
     if not pair.engine.decoder:
-        raise UsageError(f"{spec.model.label} is no decoder, there are no prompts to try")
+        raise UsageError(f"{spec.model.label} is not a decoder: there are no prompts to try")
     if input_ids:
         raise typer.Exit(replay(pair, [parse_ids(text) for text in input_ids], max_output_len))
     limits = Limits(max_batch_size, max_input_len, max_output_len)

@@ -74,7 +74,9 @@ def show_changes(source: Path, against: Path, markdown: Path | None, json_file: 
     from ditto_core.report.source import open_comparisons
     from ditto_core.system.atomic import write_atomic
 
-    now, before = open_comparisons(source), open_comparisons(against)
+    now, before = open_comparisons(source, named=True), open_comparisons(against, named=True)
+    if len(now) == len(before) == 1 and "" in (*now, *before):
+        before = dict(zip(now, before.values(), strict=True))  # one of them was never told its test's name
     runs = {name: changed.changes(before[name], found) for name, found in now.items() if name in before}
     if not runs:
         names = f"{', '.join(before) or 'one without a name'} against {', '.join(now) or 'one without a name'}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +14,13 @@ from ditto_core.compare.findings import find
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.structure import Leaf, walk
 from ditto_core.errors import UsageError, shown
+from ditto_core.sites import matches, no_match
 
 LINES, HINTS, OTHERS, PATHS = 10, 2, 3, 5
 """At most: lines of a message, findings, other tensors with their verdict, and further ones by path."""
+
+Bound = float | Mapping[str, float] | None
+"""The same for all leaves, or by selector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,11 @@ class Bounds:
             if value is not None and not (number and 0 <= value <= most):
                 expected = "a number of 0 or more" if most > 1 else "a share from 0 to 1"
                 raise UsageError(f"{name} is {shown(value)}, expected {expected}")
+
+    def at(self, leaf: str, tables: Mapping[str, Mapping[str, float]]) -> Bounds:
+        """Return the bounds of one leaf; the last selector of a table that matches decides."""
+        found = {key: bound for key, table in tables.items() for name, bound in table.items() if matches(name, leaf)}
+        return replace(self, **found)  # type: ignore[arg-type]
 
     @property
     def elementwise(self) -> bool:
@@ -69,9 +79,9 @@ def assert_close(
     actual: Any,
     expected: Any,
     *,
-    rtol: float | None = None,
-    atol: float | None = None,
-    rel_l2: float | None = None,
+    rtol: Bound = None,
+    atol: Bound = None,
+    rel_l2: Bound = None,
     max_mismatch_ratio: float = 0.0,
     equal_nan: bool = False,
     check_dtype: bool = False,
@@ -86,24 +96,53 @@ def assert_close(
     as ``expected`` masks do not count; one that ``actual`` alone masks fails. Complex numbers are compared by
     magnitude. An element is close when |a - b| <= atol + rtol |b|; the defaults depend on the coarser dtype
     (:func:`~ditto_core.compare.ulp.tolerance`); up to ``max_mismatch_ratio`` of the elements may be outside. With
-    ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. A NaN or Inf against a finite number always
-    fails, and with ``signed_zero`` a 0.0 against a -0.0. Dtypes and strides may differ unless ``check_dtype``,
-    ``check_stride``; shapes may not.
+    ``rel_l2`` alone only ||a - b|| / ||b|| is judged; with both, both. Each of the three may be a dict of selectors of
+    leaves, ``{"**": 1e-5, "logits": 1e-3, "layers.*.keys": 1e-2}``: the last that matches a leaf decides.
+
+    A NaN or Inf against a finite number always fails, and with ``signed_zero`` a 0.0 against a -0.0. Dtypes and strides
+    may differ unless ``check_dtype``, ``check_stride``; shapes may not.
 
     Raises AssertionError, of at most ten lines, for different values, shapes, masks, keys or lengths and when there is
-    nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects, and a bound that is negative or NaN.
+    nothing to compare; :class:`~ditto_core.errors.UsageError` for other objects, a selector that matches no leaf, and a
+    bound that is negative or NaN.
     """
     __tracebackhide__ = True
-    bounds = Bounds(rtol, atol, rel_l2, max_mismatch_ratio, equal_nan, check_dtype, check_stride, signed_zero)
+    given = {"rtol": rtol, "atol": atol, "rel_l2": rel_l2}
+    tables = {key: bound for key, bound in given.items() if isinstance(bound, Mapping)}
+    same = (single(rtol), single(atol), single(rel_l2))
+    bounds = Bounds(*same, max_mismatch_ratio, equal_nan, check_dtype, check_stride, signed_zero)
     try:
         leaves = list(walk(name, actual, expected))
     except RecursionError as error:
         raise UsageError("cannot compare what contains itself, or is nested about a thousand deep") from error
     if not leaves:
         raise AssertionError(f"{name or 'comparison'}: nothing to compare, both sides hold no tensor")
-    failures = [(leaf.path, lines) for leaf in leaves if (lines := judge(leaf, bounds))]
+    check_selectors(tables, [dotted(leaf.path, name) for leaf in leaves])
+    failures = [
+        (leaf.path, lines)
+        for leaf in leaves
+        if (lines := judge(leaf, bounds.at(dotted(leaf.path, name), tables) if tables else bounds))
+    ]
     if failures:
         raise AssertionError("\n".join(message(failures, len(leaves))))
+
+
+def single(bound: Bound) -> float | None:
+    """Return a bound that is the same for all leaves; None where there is none, or a table."""
+    return None if isinstance(bound, Mapping) else bound
+
+
+def dotted(path: str, name: str) -> str:
+    """Return a leaf's path as selectors name it: ``['past'][0]`` is ``past.0``."""
+    return re.sub(r"\[(['\"]?)(.*?)\1\]", r".\2", path.removeprefix(name)).removeprefix(".")
+
+
+def check_selectors(tables: Mapping[str, Mapping[str, float]], leaves: Sequence[str]) -> None:
+    """Raise :class:`UsageError` for a selector that matches no leaf: its bound would hold nowhere."""
+    for key, table in tables.items():
+        for selector in table:
+            if not any(matches(selector, leaf) for leaf in leaves):
+                raise UsageError(f"{key}: {no_match(selector, leaves)}")
 
 
 def message(failures: Sequence[tuple[str, list[str]]], count: int) -> list[str]:

@@ -4,7 +4,7 @@ Each program walks its share of the elements and reduces its sums once at its en
 combined on the host. What differs from the CPU: quantiles come from a histogram by octave (linear inside one), because
 128 bins an octave do not fit a kernel that runs at memory speed; and from a million 16- or 32-bit floats on, elements
 are worked on in float32, so that sums, means, ``max_rel`` and ``max_ulp`` carry a relative error of about 1e-7. Counts,
-places and the largest error are exact there too, save that of two errors that tie in float32 either may be shown.
+places and the largest error are exact there too, except that of two errors that tie in float32 either may be shown.
 """
 
 from __future__ import annotations

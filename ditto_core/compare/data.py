@@ -167,8 +167,9 @@ class ComparisonData:
             logits=tuple(m for m in logits if step in (None, m.step)),
         )
 
-    def judged(self, tolerance: Tolerance) -> Self:
-        """Return the same measurements judged by another tolerance."""
+    def judged(self, tolerance: Tolerance | float | Mapping[str, Any]) -> Self:
+        """Return the same measurements judged by another tolerance, a factor or a table of rules, as in the marker."""
+        tolerance = Tolerance.of(tolerance)
         results = judge(self.results, tolerance, self.taps, self.engine)
         return replace(self, results=results, tolerance=tolerance)
 

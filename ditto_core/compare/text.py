@@ -138,7 +138,7 @@ def spread(comparison: ComparisonData, bad: SiteResult) -> str:
     before = [r.verdict.margin for r in comparison.results if r.step == bad.step and r.order < bad.order]
     sites = len({r.site for r in comparison.failures})
     healed = len({r.site for r in comparison.healed})
-    text = f"bad: {sites} of {len(comparison.sites)} sites in {comparison.steps} steps; healed downstream: {healed}"
+    text = f"bad: {sites} of {len(comparison.sites)} sites in {comparison.steps} steps; recovered downstream: {healed}"
     return text + (f"; before it at most {max(before):.2g} x bound" if before else "; nothing before it")
 
 
@@ -335,7 +335,7 @@ def more(found: Sequence[SiteRow], rows: int) -> list[str]:
 def cells_of(row: SiteRow) -> tuple[str, ...]:
     """Return one row of the table."""
     result, v = row.worst, row.worst.verdict
-    mark = " not judged" if not v.judged else "" if v.ok else " healed" if result.healed else " !"
+    mark = " not judged" if not v.judged else "" if v.ok else " recovered" if result.healed else " !"
     head = (f"{v.margin:.3g}{mark}", f"{row.failed} of {row.steps}", str(result.step), result.site)
     return (*head, f"{v.metric} {v.value:.1e}", f"{v.bound:.1e}", f"{result.metrics.max_abs:.1e}", v.rule)
 

@@ -371,7 +371,7 @@ def by_kernels(
 def by_rule(rule: Rule, metrics: Metrics) -> Verdict:
     """Judge by a user's rule.
 
-    Maxima and means leave NaN and Inf out. So an unequal one breaks every bound below infinity, save that NaN on both
+    Maxima and means leave NaN and Inf out. So an unequal one breaks every bound below infinity, except that NaN on both
     sides is an element like others where elements are counted.
     """
     text = rule.text

@@ -6,12 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ditto_core.debug.check import CommandCheck, Verdict, tail
+from ditto_core.debug.check import Check, Verdict
 from ditto_core.debug.iterations import IterationOptions, Iterations, Say
 from ditto_core.errors import UsageError
 from ditto_core.system.fingerprint import fingerprint
 
-PLACE = "{}"
 SKIP = (125,)
 """Exit statuses that say that a value cannot be judged; git bisect has the same."""
 
@@ -45,10 +44,11 @@ def bisect(values: Sequence[str], options: IterationOptions, say: Say, skip: Col
     :class:`UsageError` where the first value fails or the last passes, and for a check without ``{}``.
     """
     check = options.check
-    if check is None or not any(PLACE in word for word in check.command):
-        raise UsageError("give --check COMMAND with {} where the value goes, such as 'pytest --ditto-backend {}'")
+    if check is None:
+        raise UsageError("give --check COMMAND with {} where the value goes, or --interactive to judge by yourself")
     if len(set(values)) < max(2, len(values)):
         raise UsageError(f"there are {len(set(values))} different values of {len(values)}, expected two or more")
+    check.about(values[0])
     with Iterations(options, fingerprint("bisect", check.to_json()), say) as iterations:
         return Search(values, check, iterations, skip).run()
 
@@ -56,9 +56,7 @@ def bisect(values: Sequence[str], options: IterationOptions, say: Say, skip: Col
 class Search:
     """One bisection: the values, and what each was found to be (None: not judged)."""
 
-    def __init__(
-        self, values: Sequence[str], check: CommandCheck, iterations: Iterations, skip: Collection[int]
-    ) -> None:
+    def __init__(self, values: Sequence[str], check: Check, iterations: Iterations, skip: Collection[int]) -> None:
         self.values, self.check, self.iterations, self.skip = values, check, iterations, skip
         self.known: dict[int, bool | None] = {}
 
@@ -89,10 +87,6 @@ class Search:
 
     def judge(self, value: str) -> Verdict:
         """Run the check with a value."""
-        check = replace(self.check, command=tuple(word.replace(PLACE, value) for word in self.check.command))
-        verdict, output = check.run({"DITTO_VALUE": value})
-        options = self.iterations.options
-        if options.show_output or not (verdict.good or options.hide_fail_output):
-            self.iterations.say(f"output of the check:{tail(output)}")
+        verdict = self.iterations.judge(self.check.about(value), {"DITTO_VALUE": value})
         skipped = verdict.returncode in self.skip
         return replace(verdict, reason=f"{verdict.reason}, not judged") if skipped else verdict

@@ -10,12 +10,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import IO, Any
+from dataclasses import dataclass, field, replace
+from typing import IO, Any, Protocol
 
 from ditto_core.errors import UsageError
 
 TAIL_LINES = 12
+PLACE = "{}"
+"""Where the value goes in a command that judges several."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,22 @@ class Verdict:
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
         """Inverse of :meth:`to_json`."""
         return cls(**data)
+
+
+class Check(Protocol):
+    """Judges an iteration: a command, or a person."""
+
+    def run(self, environment: Mapping[str, str] | None = None, what: str = "") -> tuple[Verdict, str]:
+        """Judge what is there now, ``what`` in words; return the verdict, and an output that was not shown yet."""
+        ...
+
+    def about(self, value: str) -> Check:
+        """Return the check of one of several values. Raises :class:`UsageError` when it has no place for it."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what decides the verdicts, for the fingerprint of a search."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +88,7 @@ class CommandCheck:
             except re.error as error:
                 raise UsageError(f"--fail-regex {pattern!r} is not a regular expression: {error}") from error
 
-    def run(self, environment: Mapping[str, str] | None = None) -> tuple[Verdict, str]:
+    def run(self, environment: Mapping[str, str] | None = None, what: str = "") -> tuple[Verdict, str]:
         """Run the command once; return the verdict and everything it printed.
 
         A command that cannot be started raises :class:`UsageError`: that is a mistake, and no failing model. One that
@@ -120,6 +138,12 @@ class CommandCheck:
         if self.fail_regex:
             return found is None, f"exit status {code}, {matched}"
         return code == 0, f"exit status {code}"
+
+    def about(self, value: str) -> CommandCheck:
+        """Put a value into its place in the command. Raises :class:`UsageError` where there is none."""
+        if not any(PLACE in word for word in self.command):
+            raise UsageError("give --check COMMAND with {} where the value goes, such as 'pytest --ditto-backend {}'")
+        return replace(self, command=tuple(word.replace(PLACE, value) for word in self.command))
 
     def to_json(self) -> dict[str, Any]:
         """Return what decides the verdicts, for the fingerprint of a search."""

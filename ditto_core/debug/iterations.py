@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ditto_core.debug.check import CommandCheck, Verdict, tail
+from ditto_core.debug.check import Check, Verdict, tail
 from ditto_core.debug.journal import DEFAULT_NAME, Journal
 from ditto_core.errors import UsageError
 
@@ -47,12 +47,12 @@ class Until:
 class IterationOptions:
     """The options common to Polygraphy's tools, with the same names.
 
-    ``check``: the command that judges. ``iter_artifact``: where each iteration's artifact is written. ``artifacts``:
+    ``check``: what judges. ``iter_artifact``: where each iteration's artifact is written. ``artifacts``:
     files that are moved to ``art_dir``/good or /bad after each iteration. ``iter_info``: JSON about the iteration that
     runs. ``load_replay``, ``save_replay``: verdicts of an earlier run, and where those of this run are kept.
     """
 
-    check: CommandCheck | None = None
+    check: Check | None = None
     iter_artifact: Path | None = None
     artifacts: tuple[Path, ...] = ()
     art_dir: Path = Path("ditto_debug_artifacts")
@@ -114,7 +114,7 @@ class Iterations:
         self.options.iter_info.write_text(json.dumps(data, indent=1) + "\n")
         start = time.perf_counter()
         made = make()
-        verdict = made if isinstance(made, Verdict) else replace(self._check(index), facts=made)
+        verdict = made if isinstance(made, Verdict) else replace(self._check(index, what), facts=made)
         verdict = replace(verdict, seconds=round(time.perf_counter() - start, 3))
         self._sort(index, verdict)
         self.journal.add(key, verdict)
@@ -131,13 +131,17 @@ class Iterations:
             self.journal.verdicts.clear()
         return UsageError(message)
 
-    def _check(self, index: int) -> Verdict:
-        if self.options.check is None:
-            raise UsageError("nothing judges the iterations: give --check COMMAND")
-        verdict, output = self.options.check.run({"DITTO_ITERATION": str(index)})
-        if self.options.show_output or not (verdict.good or self.options.hide_fail_output):
+    def judge(self, check: Check, environment: Mapping[str, str], what: str = "") -> Verdict:
+        """Run a check, and show the end of its output as the options say."""
+        verdict, output = check.run(environment, what)
+        if output and (self.options.show_output or not (verdict.good or self.options.hide_fail_output)):
             self.say(f"output of the check:{tail(output)}")
         return verdict
+
+    def _check(self, index: int, what: str) -> Verdict:
+        if self.options.check is None:
+            raise UsageError("nothing judges the iterations: give --check COMMAND or --interactive")
+        return self.judge(self.options.check, {"DITTO_ITERATION": str(index)}, what)
 
     def _sort(self, index: int, verdict: Verdict) -> None:
         """Move the artifacts to the good or the bad folder, as ``NAME_ITERATION_rcCODE.EXT``."""

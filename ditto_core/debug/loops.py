@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ditto_core.debug.builds import Builder, tactics_file
-from ditto_core.debug.check import CommandCheck, Verdict
+from ditto_core.debug.check import Check, Verdict
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say, Until
 from ditto_core.debug.oracle import digest, distance
 from ditto_core.errors import UsageError
@@ -69,10 +69,10 @@ class Tally:
         return text
 
 
-def repeat(command: CommandCheck, until: Until, iteration: IterationOptions, say: Say) -> Tally:
-    """Run a command until it was good or bad, or a number of times, and sort the artifacts that it writes."""
-    options = replace(iteration, check=command)
-    with Iterations(options, fingerprint("repeat", command.to_json()), say) as iterations:
+def repeat(check: Check, until: Until, iteration: IterationOptions, say: Say) -> Tally:
+    """Run a check until it was good or bad, or a number of times, and sort the artifacts that it writes."""
+    options = replace(iteration, check=check)
+    with Iterations(options, fingerprint("repeat", check.to_json()), say) as iterations:
         return Tally(loop(iterations, until, lambda index: {}, "repeat"))
 
 
@@ -102,7 +102,7 @@ class BuildLoop:
         Raises :class:`UsageError` when nothing could judge a build.
         """
         if self.iteration.check is None and not (self.feed and self.expected):
-            raise UsageError("nothing judges the builds: give --check COMMAND, or --inputs with a reference")
+            raise UsageError("nothing judges the builds: give --check, --interactive, or --inputs with a reference")
         path = self.path
         tactics = tactics_file(path)
         artifacts = (path, tactics, *self.iteration.artifacts)
@@ -126,7 +126,7 @@ class BuildLoop:
         if self.iteration.check is not None:
             return facts
         if values is None:
-            raise UsageError(f"the {self.builder.name} engine cannot run here: give --check COMMAND")
+            raise UsageError(f"the {self.builder.name} engine cannot run here: give --check COMMAND or --interactive")
         errors = {name: distance(values[name], self.expected[name]) for name in self.expected if name in values}
         if not errors:
             raise UsageError(f"no output of the engine is among the expected: {', '.join(self.expected)}")

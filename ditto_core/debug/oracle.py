@@ -141,7 +141,8 @@ class Reference:
         if self.recorded:
             return RecordedOracle(self.recorded)
         raise UsageError(
-            "nothing to compare with: give --reference MODEL, --reference-precision float64, --expected FILE or --check"
+            "nothing to compare with: give --reference MODEL, --reference-precision float64, --expected FILE, --check "
+            "or --interactive"
         )
 
     def graph(self, failing: Graph) -> Graph | None:

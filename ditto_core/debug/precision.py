@@ -87,7 +87,7 @@ def find_precision(
     operator kept: then precision is not the fault.
     """
     if elsewhere is not None and iteration.check is not None:
-        raise UsageError("a --check command judges one iteration after the other: leave out --jobs and --cluster")
+        raise UsageError("--check and --interactive judge one by one: leave out --jobs and --cluster")
     search = PrecisionSearch(Graph.load(options.model), options, iteration, elsewhere)
     with Iterations(iteration, search.identity(), say, search.companions()) as iterations:
         kept = search.search(iterations)

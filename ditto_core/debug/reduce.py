@@ -98,7 +98,7 @@ class Search:
             self.options = replace(options, reference=reference)
         elif iteration.check is None:
             raise UsageError(
-                "give --inputs FILE: without a --check of your own, a part can only be judged on real data"
+                "give --inputs FILE: without --check or --interactive, a part can only be judged on real data"
             )
         else:
             say("no --inputs: nothing is captured, so the check must generate its own data at the cuts")

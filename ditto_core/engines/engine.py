@@ -109,7 +109,7 @@ class Engine:
 
 
 def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:
-    """Inverse of :meth:`EngineSpec.to_json`, save that a factory is known by its name alone."""
+    """Inverse of :meth:`EngineSpec.to_json`, except that a factory is known by its name alone."""
     model = ModelSource(
         location=data["model"]["location"] or data["model"]["factory"], revision=data["model"]["revision"]
     )

@@ -132,7 +132,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
     check_runs(gate.spec.backend)
     engine = workspace.build(gate.spec)
     if not engine.decoder:
-        raise UsageError(f"{gate.spec.model.label} is no decoder: a gate needs logits of tokens")
+        raise UsageError(f"{gate.spec.model.label} is not a decoder: a gate needs logits of tokens")
     if baseline is not None:
         baseline.check(gate.suite, workspace.digest(gate.spec.model), floor_dtype(gate))
         reference, label = baseline.identity.reference, baseline.identity.reference_label

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import CodeType, FrameType
 
+from ditto_core.visible import source_path
+
 FOREIGN = ("/torch/", "/transformers/modeling_layers.py", str(Path(__file__).parents[1]))
 """Code that calls modules for others: torch's containers, the wrapper around transformers' layers, our own hooks."""
 
@@ -21,7 +23,7 @@ def running_line(outermost: CodeType) -> str:
         return ""
     path = frame.f_code.co_filename
     code = linecache.getline(path, frame.f_lineno).strip()
-    return f"{'/'.join(Path(path).parts[-3:])}:{frame.f_lineno} {frame.f_code.co_name}: {code}"
+    return f"{source_path(path)}:{frame.f_lineno} {frame.f_code.co_name}: {code}"
 
 
 def running_frame(outermost: CodeType | None = None) -> FrameType | None:

@@ -1,4 +1,4 @@
-"""Example inputs of a transformers model that is no decoder, made from what its class and configuration say."""
+"""Example inputs of a transformers model that is not a decoder, made from what its class and configuration say."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.sites import source_line
+from ditto_core.visible import source_path
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 NODE = re.compile(r"translating node %(\w+)")
@@ -70,5 +71,4 @@ def own_line(error: BaseException) -> str:
     if not own:
         return ""
     frame = own[-1]
-    short = "/".join(Path(frame.filename).parts[-3:])
-    return f"{short}:{frame.lineno} in {frame.name}: {frame.line}"
+    return f"{source_path(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}"

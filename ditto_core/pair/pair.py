@@ -179,6 +179,8 @@ class Pair:
 
         if prompts is None and self.sessions.model.decoder:
             raise UsageError("localize needs a prompt: give text or token ids")
+        if prompts is not None and (self.sessions.model.decoder or self.sessions.model.seq2seq):
+            self._batch(prompts, max_new_tokens)  # before the engine is built: a text may have no tokenizer
         spec = with_every_site(self.sessions, "float32" if fp32 else self.spec.dtype)
         whole = self if spec == self.spec else self._with_engine(spec)
         if whole is not self:

@@ -25,6 +25,7 @@ def markdown(comparison: Comparison, rows: int = ROWS) -> str:
         f"{comparison.steps} steps",
         text.where(comparison, comparison.first_bad) if comparison.first_bad else "",
         text.numbers(comparison.first_bad) if comparison.first_bad else "",
+        text.cause(comparison),
         text.output_error(comparison),
         text.observer_effect(comparison),
         text.missing(comparison),

@@ -45,7 +45,7 @@ PACKAGES = ("onnx", "onnxruntime", "numpy", "safetensors", "torch", "transformer
 
 Tensors = Mapping[str, torch.Tensor]
 Fed = TokenBatch | Tensors
-"""What a run was fed: prompts, or the inputs of a model that is no decoder."""
+"""What a run was fed: prompts, or the inputs of a model that is not a decoder."""
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def reasons(pairs: DumpPairs, results: Iterable[SiteResult]) -> tuple[str, ...]:
 
 
 def engine_dtype(dtypes: Iterable[torch.dtype]) -> str:
-    """Return the coarsest floating dtype that has a bound, an 8-bit one only for want of others; else float32."""
+    """Return the coarsest floating dtype that has a bound, an 8-bit one only if there is no other; else float32."""
     floats = [kind for kind in dtypes if name_of(kind) in EPSILON]
     wide = [kind for kind in floats if kind.itemsize > 1]
     found = wide or floats

@@ -11,9 +11,11 @@ import torch
 
 from ditto_core.align.aligning import concluded, study
 from ditto_core.align.alignment import Alignment
+from ditto_core.align.eager import record
 from ditto_core.align.fault import faults
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.making import align
+from ditto_core.align.probes import probes
 from ditto_core.align.repair import all_faults
 from ditto_core.errors import UsageError
 from ditto_core.graphs.files import read_model
@@ -268,3 +270,12 @@ def test_no_file_or_several_is_one_line(tmp_path, path):
     (tmp_path / "b.onnx").touch()
     with pytest.raises(UsageError, match=r"does not exist|2 ONNX files"):
         OnnxFile(tmp_path / path)
+
+
+def test_only_lines_of_the_model_are_told():
+    def lines(model):
+        loaded = load_model(ModelSource.of(model))
+        return {line for _, _, line, _ in record(loaded, probes(loaded)[0]).results}
+
+    assert lines(models.conv_net) == {""}  # torch's own containers and modules alone
+    assert {line.partition(":")[0] for line in lines(models.tapped_net)} == {"", "models.py"}

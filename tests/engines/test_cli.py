@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -102,6 +103,9 @@ def test_artifacts_hold_the_graph_and_its_node_names(command, model_dir, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["build", "nowhere.py:model"], "nowhere.py cannot be imported"),
+        (["fuzz", "nowhere.py:model"], "nowhere.py cannot be imported"),
+        (["align", "nowhere.py:model", "model.onnx"], "nowhere.py cannot be imported"),
         (["build", "./nowhere"], "model './nowhere' is not there"),
         (["build", "{model}", "--dtype", "flaot16"], "unknown dtype 'flaot16'"),
         (["build", "{model}", "--dtype", "bfloat16"], "onnxruntime has no bfloat16 kernels"),
@@ -129,8 +133,13 @@ def test_bad_input_is_one_line_and_exit_code_2(command, model_dir, engine_dir, a
     assert message in lines[0]
 
 
-def test_doctor_lists_backends(command):
+def test_doctor_has_a_line_for_each_backend_and_all_about_one_on_request(command):
     done = command("doctor")
     assert done.returncode == 0, done.stderr
-    assert "onnxruntime" in done.stdout
-    assert len(done.stdout.splitlines()) <= 12 + len(backend_names())
+    lines = done.stdout.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("backend ")] == backend_names()
+    assert not any("container" in line for line in lines[2:] if "backend trtllm" not in line)
+    about = command("doctor", "trtllm").stdout
+    assert re.findall(r"^backend (\w+)", about, re.MULTILINE) == ["trtllm"]
+    assert "python -m ditto_core.trtllm_build" in about
+    assert "did you mean 'onnxruntime'" in command("doctor", "onnxruntme").stderr

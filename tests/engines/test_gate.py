@@ -252,7 +252,7 @@ def test_a_sample_that_does_not_fit_the_engine_is_named(workspace):
 def test_a_model_that_is_no_decoder_has_no_gate(workspace):
     from tests.models import conv_net
 
-    with pytest.raises(UsageError, match="is no decoder"):
+    with pytest.raises(UsageError, match="is not a decoder"):
         run_gate(replace(tiny_gate(), spec=EngineSpec.of(conv_net)), workspace)
 
 

@@ -375,3 +375,22 @@ def test_scales_of_microscaling_are_those_of_torch():
     array = np.array([1.0, 0.5, 4.0]).astype(ml_dtypes.float8_e8m0fnu)
     assert_close(array, torch.tensor([1.0, 0.5, 4.0]).to(torch.float8_e8m0fnu))
     assert message(array, torch.tensor([1.0, 0.5, 8.0])).startswith("1 of 3 elements")
+
+
+def test_each_leaf_may_have_its_own_tolerance():
+    good = {"logits": torch.ones(4), "past": [torch.ones(4), torch.ones(4)]}
+    off = {"logits": torch.ones(4) * 1.01, "past": [torch.ones(4) * 1.1, torch.ones(4)]}
+    assert_close(off, good, rtol={"logits": 0.02, "past.*": 0.2}, atol=0)
+    assert_close(off, good, rel_l2={"**": 0.02, "past.0": 0.2})
+    with pytest.raises(AssertionError, match=r"\['past'\]\[0\].*rtol 0.05"):
+        assert_close(off, good, rtol={"**": 0.02, "past.*": 0.05}, atol=0)
+    with pytest.raises(AssertionError, match=r"\['logits'\]"):  # one without an entry has the defaults
+        assert_close(off, good, rtol={"past.*": 0.2}, atol={"past.*": 0})
+    with pytest.raises(UsageError, match=r"rtol: selector 'logit' matches none of 3 .*logits"):
+        assert_close(off, good, rtol={"logit": 1})
+    with pytest.raises(UsageError, match="rtol is -1"):
+        assert_close(off, good, rtol={"logits": -1})
+
+
+def test_the_only_leaf_of_a_named_pair_is_selected_by_two_stars():
+    assert_close(torch.ones(3) * 1.01, torch.ones(3), rtol={"**": 0.02}, atol=0, name="y")

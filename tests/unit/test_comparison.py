@@ -91,6 +91,8 @@ def test_filter_and_judged_keep_the_measurements():
     strict = run.judged(Tolerance(factor=1.0))
     assert strict.first_bad.verdict.bound == pytest.approx(1e-3)
     assert run.judged(Tolerance(factor=1000.0))
+    assert run.judged(1000) == run.judged(Tolerance(factor=1000.0))
+    assert not run.judged({"**": 1e-30})
     assert [r.metrics for r in strict.results] == [r.metrics for r in run.results]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -87,3 +88,34 @@ def test_the_command(inside):
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("first bad: 1.22, last good: 1.21 (4 checks")
     assert json.loads((inside / "found.json").read_text())["bad"] == "1.22"
+
+
+def interactive(answers, *words):
+    return CliRunner().invoke(application(), ["debug", "bisect", *"01234567", "--interactive", *words], input=answers)
+
+
+def test_a_person_is_asked_about_each_value_until_the_answer_is_one():
+    done = interactive("good\nb\nwell\ng\n\ng\nbad\n")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("first bad: 6, last good: 5 (5 checks")
+    assert re.findall(r"Is (\d) good\? \[g\]ood", done.stderr) == [*"0733556"]
+
+
+def test_a_person_may_skip_a_value_whatever_the_skip_codes_are():
+    done = interactive("g\nb\ns\nb\ng\n", "--skip-code", "4")
+    assert done.stdout.startswith("first bad: 4, last good: 2 "), done.output
+    assert "between them, not judged: 3" in done.stdout
+
+
+def test_a_person_sees_the_whole_output_of_the_check_and_overrules_its_status():
+    done = interactive("p\nf\nf\nf\nf\n", "--check", "sh", "-c", "seq 100; echo this is {}; exit 125")
+    assert done.stdout.startswith("first bad: 1, last good: 0 "), done.output
+    shown = done.stderr.split("Is 0 good?")[0].splitlines()
+    assert shown[:102] == [*map(str, range(1, 101)), "this is 0", "exit status 125"]
+
+
+def test_without_a_person_the_question_is_an_error_and_the_answers_so_far_are_kept(inside):
+    done = interactive("g\nb\ng\n")
+    assert isinstance(done.exception, UsageError)
+    assert "--interactive" in str(done.exception)
+    assert interactive("b\nb\n").stdout.startswith("first bad: 4, last good: 3 (2 checks")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -109,3 +111,20 @@ def test_a_model_without_inputs_is_compared_with_a_good_one():
     onnx.save(good, "good.onnx")
     COMMANDS["reduce"].main(["bad.onnx", "-o", "small.onnx", "--reference", "good.onnx"], standalone_mode=False)
     assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Div"]
+
+
+class PersonWhoSeesDivisions:
+    """Stands in for a person at the terminal: a model with a division is bad."""
+
+    def readline(self):
+        return "bad\n" if b"Div" in Path("polygraphy_debug.onnx").read_bytes() else "good\n"
+
+
+def test_a_person_who_judges_each_part_reduces_a_model(monkeypatch, capsys):
+    chain("bad.onnx")
+    monkeypatch.setattr("sys.stdin", PersonWhoSeesDivisions())
+    COMMANDS["reduce"].main(["bad.onnx", "-o", "small.onnx", "--interactive"], standalone_mode=False)
+    assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Div"]
+    asked = capsys.readouterr().err
+    assert "Is polygraphy_debug.onnx good? (the whole model, which must fail) [g]ood, [b]ad: " in asked
+    assert "[s]kip" not in asked

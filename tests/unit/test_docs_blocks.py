@@ -28,6 +28,7 @@ RULES = "tests/engines/test_docs.py::test_the_rules_of_the_tolerance_page_are_ac
 WORKFLOW = (
     "tests/engines/test_gate_cli.py::test_the_workflow_of_the_page_runs_and_a_stale_foreign_or_edited_result_is_refused"
 )
+COMMENT = "tests/unit/test_report_against.py::test_the_steps_of_the_ci_page_make_a_comment_of_two_runs"
 RUN = {
     "README.md": [None, GATE],
     "backends.md": [
@@ -38,6 +39,7 @@ RUN = {
         None,
         "tests/engines/test_conformance.py::test_the_whole_backend_of_the_documentation_keeps_every_promise",
     ],
+    "ci.md": [COMMENT],
     "debugging.md": [DEBUG] * 4,
     "engine-files.md": [None],
     "gates.md": [GATE, WORKFLOW, WORKFLOW],

@@ -75,4 +75,6 @@ def test_text_without_a_tokenizer_is_refused_before_anything_is_built(tmp_path):
     pair = Pair(Workspace(Cache(tmp_path)), EngineSpec.of(lambda: tiny_decoder("llama")))
     with pytest.raises(UsageError, match=r"the prompt is text but .* no tokenizer .*: give token ids"):
         pair.generate("Hey")
+    with pytest.raises(UsageError, match="give token ids"):
+        pair.localize("Hey")
     assert not [*tmp_path.rglob("*.onnx")]

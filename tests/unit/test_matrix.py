@@ -7,7 +7,8 @@ from ditto_core.backends.matrix import COLUMNS, PROMISES, cells, markdown, measu
 from ditto_core.cli.doctor import state
 from ditto_core.testing.suite import PROMISES as ALL_PROMISES
 
-PAGE = Path(__file__).parents[2] / "docs/backends.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/backends.md"
 NAMES = [promise.__name__ for promise in ALL_PROMISES]
 
 
@@ -52,3 +53,8 @@ def test_doctor_shows_what_a_backend_was_measured_to_do():
     assert "int8" not in summary("openvino")
     assert summary("unregistered") == ""
     assert state(get_backend("onnxruntime")).endswith(f"; {line}")
+
+
+def test_the_readme_has_a_row_for_each_backend():
+    table = (ROOT / "README.md").read_text().split("## Engines")[1].split("\n\n")[1].splitlines()[2:]
+    assert sorted(line.split("`")[1] for line in table) == backend_names()

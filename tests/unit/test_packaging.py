@@ -56,11 +56,13 @@ def test_the_map_of_the_rooms_has_the_layers_that_are_checked():
     assert rows == [re.split(r" \| ", layer) for layer in contract["layers"]]
 
 
-def test_the_wheel_holds_the_licence_and_says_that_both_packages_are_typed(tmp_path):
+def test_the_wheel_holds_the_pages_and_the_licence_and_says_that_both_packages_are_typed(tmp_path):
     hatchling = pytest.importorskip("hatchling.builders.wheel", reason="the wheel is built by hatchling")
     import zipfile
 
     (wheel,) = hatchling.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     names = zipfile.ZipFile(wheel).namelist()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert {name.removeprefix("ditto_core/docs/") for name in names if "/docs/" in name} == pages
     assert {"ditto_core/py.typed", "pytest_ditto/py.typed"} <= {*names}
     assert [name for name in names if name.endswith("licenses/LICENSE")]

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import ditto_core.report
 from ditto_core.cli import application
+from ditto_core.compare.blame import Blame, Cause, Localization
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.metrics import Metrics
 from ditto_core.errors import TraceError, UsageError
@@ -128,6 +129,13 @@ def test_markdown_table_is_read_by_a_markdown_parser():
     numbers = ["rel_l2 1.0e-02", "4.0e-06", f"{3e-6:.1e}", "4 x noise floor 1.0e-06"]
     assert rows[1] == ["2.5e+03 !", "3 of 3", "0", BAD, *numbers]
     assert len(rows) == 5
+
+
+def test_markdown_names_the_cause():
+    blame = Blame(BAD, BAD, "Linear", "", 0, (0,), 1e-2, 1e-2, 1e-6)
+    cause = Cause("constant factor", BAD, 0.95, ("all elements are 1.01 times the reference's",), "look for 1.01")
+    run = replace(faulty(), localization=Localization("float32", 4.0, (), (blame,), (cause,)))
+    assert any(line.startswith("- cause (95%)") and "look for 1.01" in line for line in markdown(run).splitlines())
 
 
 def test_markdown_keeps_what_looks_like_markup():

@@ -2,9 +2,13 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ditto_core.cli import application
 from ditto_core.cli.report import command
 from ditto_core.errors import UsageError
 from ditto_core.report.against import Change, changes, markdown
@@ -76,7 +80,26 @@ def test_the_command_compares_the_tests_that_two_runs_have(tmp_path, capsys):
     passing().save(one)
     command(one, against=one)
     assert "agrees: 0 sites worse" in capsys.readouterr().out
+    named = tmp_path / "named.json"
+    named.write_text(json.dumps({"a": faulty().to_json()}))
+    command(named, against=one)
+    assert capsys.readouterr().out.startswith("❌ **`a`: agrees → diverges")
+    command(old, against=named)
+    assert capsys.readouterr().out.startswith("✅ **`a`: diverges → agrees")
     with pytest.raises(UsageError, match="no test in common"):
         command(new, against=one)
     with pytest.raises(UsageError, match="--against goes with"):
         command(new, against=old, html=tmp_path / "x.html")
+
+
+def test_the_steps_of_the_ci_page_make_a_comment_of_two_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/ci.md").read_text()
+    (workflow,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    first, *_ = (line for line in workflow.splitlines() if "pytest --" in line)
+    assert "pytest --ditto-require-backends " in first
+    (words,) = re.findall(r"run: ditto (.*)", workflow)
+    monkeypatch.chdir(tmp_path)
+    Path("main.json").write_text(json.dumps({"t.py::test_x": passing().to_json()}))
+    Path("run.json").write_text(json.dumps({"t.py::test_x": faulty().to_json()}))
+    assert CliRunner().invoke(application(), words.split()).exit_code == 0
+    assert Path("comment.md").read_text().startswith("❌ **`t.py::test_x`: agrees → diverges")

@@ -35,7 +35,7 @@ def test_the_message_names_site_step_number_bound_rule_source_and_what_next():
         "  first bad site: Linear, model.py:3 forward: x3",
         "  there: max abs 4.0e-01 at [0] (engine 1.4, reference 1), cosine 1.000000, scale 1.40000",
         f"  worst: {DOWN} step 0 (100 x bound); {BLOCK} step 0 (10 x bound); {HEAD} step 0 (5 x bound)",
-        "  bad: 3 of 6 sites in 2 steps; healed downstream: 1; before it at most 0.5 x bound",
+        "  bad: 3 of 6 sites in 2 steps; recovered downstream: 1; before it at most 0.5 x bound",
         "  at the output: lm_head step 0, rel_l2 2.0e-02 > 4.0e-03 (4 x noise floor 1.0e-03); "
         "1 of 2 greedy tokens agree",
         "  observer effect: none, the engine without taps gives the same outputs",
@@ -82,7 +82,7 @@ def test_the_table_is_worst_first_and_says_what_it_leaves_out():
     assert text[1].startswith("rel_l2 by depth at step 0, 2e-03 to 4e-01:")
     assert text[2].split("  ")[0] == "margin"
     assert [re.split(r"  +", line)[:4] for line in text[3:7]] == [
-        ["250 healed", "0 of 2", "1", ROPE],
+        ["250 recovered", "0 of 2", "1", ROPE],
         ["100 !", "1 of 2", "0", DOWN],
         ["10 !", "1 of 2", "0", BLOCK],
         ["5 !", "1 of 2", "0", HEAD],

@@ -21,7 +21,7 @@ from ditto_core.report.github import annotation, append_summary
 from ditto_core.report.localization import localization_text
 from ditto_core.report.write import write_report
 from ditto_core.stepping.dumps import compare_offline
-from ditto_core.visible import lines, visible
+from ditto_core.visible import lines, source_path, visible
 from pytest_ditto.reporting import Tally, add_tables, numbers_of
 
 ESCAPED = {
@@ -202,3 +202,12 @@ def test_the_command_shows_no_name_raw(dumps, monkeypatch, capsys):
     assert (code, r"\x1b[2J" in text) == (1, True)
     code, text = shown("compare", dumps / "a.pt", dumps / "b.pt", "--tolerance", "\x1b[2J\n::error::x*=1")
     assert (code, r"\x1b[2J" in text) == (2, True)
+
+
+def test_a_source_file_below_the_working_directory_is_named_so_that_it_opens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "src" / "mine" / "models" / "deep" / "net.py"
+    assert source_path(str(own)) == "src/mine/models/deep/net.py"
+    assert source_path("/home/somebody/work/mine/models/net.py") == "mine/models/net.py"
+    installed = tmp_path / ".venv/lib/python3.12/site-packages/transformers/models/llama/modeling_llama.py"
+    assert source_path(str(installed)) == "models/llama/modeling_llama.py"

@@ -102,7 +102,7 @@ def require() -> Installation:
     if found is None:
         raise BackendError(
             f"{PACKAGE} is not installed: work in the vendor's container, or dump there and compare here "
-            f"(`ditto doctor` prints the commands)"
+            f"(`ditto doctor trtllm` prints the commands)"
         )
     return found
 
@@ -126,7 +126,7 @@ def installed(name: str) -> str:
 
 
 def report_lines() -> Iterator[str]:
-    """Yield the lines of ``ditto doctor``: what is installed, what works, what clashes, what to run in a container."""
+    """Yield the lines of ``ditto doctor trtllm``: what is installed, works or clashes, what to run in a container."""
     found = find()
     if found is None:
         yield f"{PACKAGE} is not installed: make engines and dumps in the vendor's container, compare them anywhere"

@@ -59,7 +59,12 @@ def row_errors(
     flat = [side.permute(order).reshape(count, -1) for side in sides]
     parts = zip(*(torch.split(side, max(1, BLOCK // flat[0].shape[1])) for side in flat), strict=True)
     error, size = (torch.cat(sums) for sums in zip(*(norms(*part) for part in parts), strict=True))
-    least = 1.0 if flat[0].shape[1] < NARROW else least
+    return relative_rows(error, size, flat[0].shape[1], least)
+
+
+def relative_rows(error: torch.Tensor, size: torch.Tensor, width: int, least: float) -> torch.Tensor:
+    """Return ||a - b|| / ||b|| of rows of ``width`` elements from both norms; ``least``: see :func:`row_errors`."""
+    least = 1.0 if width < NARROW else least
     usual = size.square().mean().sqrt()
     found = torch.where(error == 0, 0, error / size.clamp(min=least * float(usual)))
     return torch.where(found.isnan(), torch.inf, found)

@@ -70,9 +70,7 @@ def one_by_one(pairs: Sequence[Pair]) -> None:
     """Measure each pair and its rows by itself."""
     for actual, expected, axes, valid, *_ in pairs:
         measure(actual, expected, axes=axes, valid=valid)
-        errors = row_errors(actual, expected, axes, valid)
-        if errors is not None:
-            errors.cpu()
+        row_errors(actual, expected, axes, valid)
 
 
 def close(pairs: Sequence[Pair]) -> None:

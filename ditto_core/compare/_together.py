@@ -30,7 +30,11 @@ from ditto_core.compare._launch import (
 )
 
 Sides = Sequence[Sequence[torch.Tensor]]
-"""The engine's tensors, the reference's and, where some elements do not count, the masks; flat."""
+"""The engine's tensors, the reference's and, where some elements do not count, the masks: a stack of each shape."""
+
+
+PIECE = 8192
+"""Elements of a row that one program takes: one of a vocabulary's width would keep the others waiting."""
 
 
 class Sums(NamedTuple):
@@ -48,26 +52,39 @@ def on_cuda(sides: Sides, widths: Counts, rules: Sequence[Rules]) -> Sums:
     """Measure pairs of one dtype a side on their device; ``widths``: of the element rows of all pairs, in order."""
     from ditto_core.compare.cuda import plain
 
-    sizes = np.array([side.numel() for side in sides[0]])
-    flat = [plain(torch.cat(list(side))) for side in sides]
+    sizes = np.repeat(*np.array([(side[0].numel(), len(side)) for side in sides[0]]).T)
+    flat = [plain(side[0] if len(side) == 1 else torch.cat([part.view(-1) for part in side])) for side in sides]
     blocks = -(-sizes // LANES)
-    programs = np.minimum(blocks, max(1, cores(flat[0]) * PROGRAMS_PER_CORE // sizes.size))
+    most = max(1, blocks.sum() // (cores(flat[0]) * PROGRAMS_PER_CORE))  # blocks of a program
+    programs = -(-blocks // most)
+    pieces, firsts = cut(widths)
     cuts = np.cumsum([sizes.size * OCTAVES, programs.sum() * len(COLUMNS)])
-    out = flat[0].new_zeros(int(cuts[1]) + 2 * widths.size, dtype=torch.int64)
+    out = flat[0].new_zeros(int(cuts[1]) + 2 * pieces.size, dtype=torch.int64)
     run_exact(flat, out[: cuts[1]], lines(sizes, blocks, programs, rules), sizes.size)
-    if widths.size:
-        row_sums(flat, widths, out[cuts[1] :].view(torch.float64))
+    row_sums(flat, pieces, out[cuts[1] :].view(torch.float64))
     octaves, rows, by_row = np.split(out.cpu().numpy(), cuts)
     found = combine(rows.reshape(-1, len(COLUMNS)), programs.cumsum() - programs)
     octaves = octaves.reshape(-1, OCTAVES)
     octaves[:, 0] -= found["zeros"]
     unusual = (found["nonfinite"] > 0) | (found["extreme"] > 0)
-    return Sums(found, octaves, None, by_row.view(np.float64).reshape(2, -1), ~unusual)
+    row_squares = np.add.reduceat(by_row.view(np.float64).reshape(2, -1), firsts, axis=1)
+    return Sums(found, octaves, None, row_squares, ~unusual)
 
 
-def on_cpu(sides: Sides, row: int, rules: Rules) -> Sums:
-    """Measure pairs of one size, of one dtype a side that is narrower than float64, with element rows of ``row``."""
-    flat = [torch.stack(list(side)) for side in sides]
+def cut(widths: Counts) -> tuple[Counts, Counts]:
+    """Return the widths of pieces of rows, none too long for one program, and the first piece of each row."""
+    counts = -(-widths // PIECE)
+    ends = counts.cumsum()
+    pieces = np.full(int(ends[-1]), PIECE)
+    pieces[ends - 1] = widths - (counts - 1) * PIECE
+    return pieces, ends - counts
+
+
+def on_cpu(flat: Sequence[torch.Tensor], row: int, rules: Rules) -> Sums:
+    """Measure pairs of one size, of one dtype a side that is narrower than float64, with element rows of ``row``.
+
+    ``flat``: the engine's [pairs, size], the reference's and, where some elements do not count, the masks.
+    """
     a, b = (wide(side) for side in flat[:2])
     pairs, size = a.shape
     count = np.full(pairs, size)

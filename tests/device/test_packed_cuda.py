@@ -26,7 +26,9 @@ pytestmark = [
 def launches(monkeypatch):
     """The numbers of pairs that went into each launch; the interpreter gets the pairs that CUDA would."""
     seen, real = [], packed.on_cuda
-    monkeypatch.setattr(packed, "on_cuda", lambda sides, *rest: (seen.append(len(sides[0])), real(sides, *rest))[1])
+    monkeypatch.setattr(
+        packed, "on_cuda", lambda sides, *rest: (seen.append(sum(map(len, sides[0]))), real(sides, *rest))[1]
+    )
     if INTERPRETED:
         monkeypatch.setattr(packed, "usable", lambda tensor: True)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())

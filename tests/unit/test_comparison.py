@@ -229,6 +229,7 @@ def test_masks_are_compared_as_what_they_hide_unless_the_engines_is_none(engine,
     comparer = Comparer([Tap("mask", "mask")], 0, {}, found, Tolerance())
     comparer.take_engine("mask", ours)
     comparer.take_reference("mask", theirs)
+    comparer.flush()
     (result,) = found.results
     assert (result.metrics.rel_l2 == 0) is alike
 
@@ -240,5 +241,6 @@ def test_ids_that_a_dump_holds_as_floats_are_equal_or_not():
     comparer = Comparer([tap], 0, {}, found, Tolerance())
     comparer.take_engine("ids", torch.tensor([[1_000_001]]))
     comparer.take_reference("ids", torch.tensor([[1_000_000.0]]))
+    comparer.flush()
     (result,) = judge(found.results, Tolerance(), [tap], ENGINE)
     assert str(result.verdict) == "mismatched 1.0e+00 > 0.0e+00 (integers are equal or not)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ from ditto_core.model.loading import LoadedModel
 from ditto_core.model.placing import placed
 from ditto_core.model.recorder import Recorder
 from ditto_core.session import SessionInfo, TapSink
-from ditto_core.sites import Tap
+from ditto_core.sites import Tap, is_operator
 from ditto_core.system.ieee import exact_float32
 
 HIGHER = {"float16": "float32", "bfloat16": "float32", "float32": "float64", "float64": "float64"}
@@ -36,7 +36,7 @@ class EagerSession:
         self._forward = Forward(self.module, decoder=model.decoder, seq2seq=model.seq2seq)
         self._device = torch.device(device)
         self.taps = taps
-        self._sites = {name: tap.site for tap in reversed(taps) for name in (*tap.aliases, tap.site)}
+        self._sites = {name: tap.site for tap in reversed(taps) for name in cheapest(tap)}
         facts = {"torch": torch.__version__, "device": device_name(self._device)}
         self.info = SessionInfo(f"eager {dtype}", "eager", dtype, device, model.label, facts)
 
@@ -73,6 +73,12 @@ class EagerSession:
     def close(self) -> None:
         """Forget the cache."""
         self._forward.cache = None
+
+
+def cheapest(tap: Tap) -> Sequence[str]:
+    """Return the names by which a tap is read: no operator's where a module has it, for that takes a look at all."""
+    names = (*tap.aliases, tap.site)
+    return [name for name in names if not is_operator(name)] or names
 
 
 def wider(value: Any) -> Any:

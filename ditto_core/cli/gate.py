@@ -44,6 +44,7 @@ def run(
     max_new_tokens: shared.NewTokens = None,
     device: shared.Device = None,
     threads: shared.Threads = None,
+    batch: shared.Batch = None,
     baseline: shared.BaselineFile = None,
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Run the reference and write the baseline anew.")

@@ -26,6 +26,7 @@ Beta = Annotated[float | None, typer.Option(help="Chance to miss the smallest ef
 Seed = Annotated[int | None, typer.Option(help="Of the bootstrap [default: 0].")]
 NewTokens = Annotated[int | None, typer.Option(help="After each prompt [default: 16].")]
 Device = Annotated[str | None, typer.Option(help="Where the reference runs: cpu, cuda, cuda:1 [default: cpu].")]
+Batch = Annotated[int | None, typer.Option(help="Samples at once [default: 1 on the CPU, 16 on a GPU].")]
 Threads = Annotated[int | None, typer.Option(help="Of torch [default: 1]; 0 leaves them as they are.")]
 BaselineFile = Annotated[Path | None, typer.Option(help="Take the reference's results from this file.")]
 Jobs = Annotated[int, typer.Option(help="Local processes.")]
@@ -44,6 +45,7 @@ PLAIN = (
     "max_new_tokens",
     "device",
     "threads",
+    "batch",
 )
 """Options whose value is the setting of the same name."""
 

@@ -13,6 +13,8 @@ COLUMNS = tl.constexpr(31)
 FLOATS = tl.constexpr(14)
 QUICK_COLUMNS = tl.constexpr(19)
 """Float64 numbers in a row of the quick kernel: :data:`ditto_core.compare._launch.QUICK_COLUMNS`."""
+TABLE = tl.constexpr(9)
+"""Integers that describe a pair: :data:`ditto_core.compare._launch.TABLE`."""
 EXPONENT = tl.constexpr(0x7FF0000000000000)
 HIGH = tl.constexpr(2.0**500)
 LOW = tl.constexpr(2.0**-500)
@@ -84,15 +86,13 @@ def chosen_block(
 
 
 @triton.jit
-def count_unusual(a, b, keep, counts, equal_nan: tl.constexpr):
+def count_unusual(a, b, keep, counts, equal_nan):
     """Count what is there, and NaN and Inf on either side; tell which elements are not finite, and unequal so."""
     n, bad_n, unequal_n, nan_a_n, nan_b_n, nan_n, inf_a_n, inf_b_n, inf_n = counts
     nan_a, nan_b = keep & (a != a), keep & (b != b)
     inf_a, inf_b = keep & (tl.abs(a) == INF), keep & (tl.abs(b) == INF)
     bad = nan_a | nan_b | inf_a | inf_b
-    unequal = bad & (a != b)
-    if equal_nan:
-        unequal = unequal & ~(nan_a & nan_b)
+    unequal = bad & (a != b) & ~(nan_a & nan_b & (equal_nan != 0))
     n += keep.to(tl.int32)
     bad_n += bad.to(tl.int32)
     unequal_n += unequal.to(tl.int32)
@@ -172,21 +172,30 @@ def value_at(tensor, place):
     return tl.load(tensor + place, mask=place < NOWHERE, other=0).to(tl.float64)
 
 
-@triton.jit(do_not_specialize=["blocks", "given", "silent", "rtol_bits", "atol_bits", "tiny_bits"])
+@triton.jit(do_not_specialize=["given", "silent"])
 def measure_kernel(
-    actual, expected, valid, tiles, quick, floats, integers, bins,
-    size, blocks, given, silent, rtol_bits, atol_bits, tiny_bits,
+    actual, expected, valid, table, owners, tiles, quick, floats, integers, bins, given, silent,
     masked: tl.constexpr, tile_blocks: tl.constexpr, after_quick: tl.constexpr, split_actual: tl.constexpr,
-    split_expected: tl.constexpr, equal_nan: tl.constexpr, wide: tl.constexpr, lanes: tl.constexpr,
+    split_expected: tl.constexpr, wide: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """Measure every ``programs``-th block of ``lanes`` elements; write one row of partial results a program.
+    """Measure blocks of ``lanes`` elements of many pairs; write one row of partial results a program.
 
+    A program's pair is ``owners[program]``, a line of ``table``: where the pair begins in the flat sides, its size and
+    number of blocks, its first program and how many it has, which take turns; the bits of rtol, atol and the smallest
+    normal number; whether NaN equals NaN. Places count from the pair's start, and each pair has its own histogram.
     With ``tile_blocks`` the blocks are those of tiles, so many a tile: of those listed in ``tiles``; with
     ``after_quick``, where ``quick`` holds ``given`` rows of the quick kernel, of its three winners and of what lies
     behind the last whole tile. The first ``silent`` programs add nothing to the histogram.
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    rtol, atol, tiny = from_bits(rtol_bits), from_bits(atol_bits), from_bits(tiny_bits)
+    program = tl.program_id(0)
+    owner = tl.load(owners + program)
+    line = table + owner * TABLE
+    offset, size, blocks = tl.load(line), tl.load(line + 1), tl.load(line + 2)
+    first, programs, equal_nan = tl.load(line + 3), tl.load(line + 4), tl.load(line + 8)
+    rtol, atol, tiny = from_bits(tl.load(line + 5)), from_bits(tl.load(line + 6)), from_bits(tl.load(line + 7))
+    actual, expected = actual + offset, expected + offset
+    if masked:
+        valid += offset
     zero, none = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.int32)
     nowhere = tl.full([lanes], NOWHERE, tl.int64)
     sums, largest = (zero, zero, zero, zero, zero, zero), (zero, zero)
@@ -195,7 +204,7 @@ def measure_kernel(
     counted_n, out_n, zeros, extreme = none, none, none, none
     abs_at, worst_at, first_out, first_bad = nowhere, nowhere, nowhere, nowhere
     octaves = tl.zeros([256], tl.int64)
-    for step in range(program, blocks, programs):
+    for step in range(program - first, blocks, programs):
         block = chosen_block(step, tiles, quick, given, size, tile_blocks, after_quick, lanes)
         at = block * lanes + tl.arange(0, lanes)
         keep = at < size
@@ -232,28 +241,22 @@ def measure_kernel(
     store_sums(entry + 11, (zeros, extreme))
     store_each(entry + 13, (place, worst, tl.min(first_out), tl.min(first_bad)))
     if program >= silent:
-        tl.atomic_add(bins + tl.arange(0, 256), octaves)
+        tl.atomic_add(bins + owner * 256 + tl.arange(0, 256), octaves)
 
 
 @triton.jit
 def row_kernel(
-    actual,
-    expected,
-    valid,
-    found,
-    rows,
-    row,
-    masked: tl.constexpr,
-    lanes: tl.constexpr,
-):
-    """Sum (a - b)^2 and b^2 over one row of elements a program, where both are finite."""
+    actual, expected, valid, starts, widths, found, rows, masked: tl.constexpr, lanes: tl.constexpr
+):  # fmt: skip
+    """Sum (a - b)^2 and b^2, where both are finite, over one row of elements a program, from ``starts[program]`` on."""
     program = tl.program_id(0).to(tl.int64)
+    start, width = tl.load(starts + program), tl.load(widths + program)
     lane = tl.arange(0, lanes)
     dd = tl.zeros([lanes], tl.float64)
     bb = tl.zeros([lanes], tl.float64)
-    for first in range(0, row, lanes):
-        keep = first + lane < row
-        at = program * row + first + lane
+    for first in range(0, width, lanes):
+        keep = first + lane < width
+        at = start + first + lane
         a = tl.load(actual + at, mask=keep, other=0).to(tl.float64)
         b = tl.load(expected + at, mask=keep, other=0).to(tl.float64)
         if masked:

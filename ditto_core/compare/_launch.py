@@ -9,7 +9,6 @@ twice the same pair gives the same bits.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from ditto_core.compare._accumulate import Accumulator, Rules
-from ditto_core.compare._arithmetic import earliest
+from ditto_core.compare._arithmetic import Counts, earliest
 from ditto_core.compare._blocks import Buffers, Plan
 
 OCTAVES = 256
@@ -38,6 +37,8 @@ COUNTS = (
 PLACES = ("max_abs_at", "worst_mismatch", "first_mismatch", "first_nonfinite")
 FLOATS = (*SUMS, *LARGEST, *VALUES)
 COLUMNS = (*FLOATS, *COUNTS, *PLACES)
+TABLE = 9
+"""Integers that describe a pair to the exact kernel: :func:`lines`."""
 KEPT = ("abs_sum", "rel_sum", *LARGEST, *COUNTS[:-2])
 NOWHERE = 2**62
 
@@ -87,6 +88,13 @@ class Job:
         """The mask; the first side where there is none."""
         return self.sides[-1] if len(self.sides) > 2 else self.sides[0]
 
+    def line(self, blocks: int, programs: int) -> Counts:
+        """Return the table of this pair alone: what :func:`lines` gives, for large pairs with less ado."""
+        table = np.zeros(TABLE + programs, np.int64)
+        table[1], table[2], table[4], table[8] = self.size, blocks, programs, self.rules.equal_nan
+        table[5:8] = np.array((self.rules.rtol, self.rules.atol, self.rules.place.tiny)).view(np.int64)
+        return table
+
     @property
     def quick(self) -> bool:
         """Tell whether the quick kernel takes this pair."""
@@ -108,42 +116,71 @@ def exact(job: Job, tiles: torch.Tensor | None = None) -> Accumulator:
     blocks = -(-job.size // LANES) if tiles is None else tiles.numel() * (TILE // LANES)
     programs = min(blocks, cores(job.sides[0]) * PROGRAMS_PER_CORE)
     out = job.zeros(OCTAVES + programs * len(COLUMNS))
-    run_exact(job, out, blocks, programs, tiles=tiles)
+    run_exact(job.sides, out, job.line(blocks, programs), 1, tiles=tiles)
     found = out.cpu().numpy()
     return gather(job, found[:OCTAVES], found[OCTAVES:].reshape(programs, len(COLUMNS)))
 
 
+def lines(sizes: Counts, blocks: Counts, programs: Counts, rules: Sequence[Rules]) -> Counts:
+    """Return the kernel's table of pairs that lie one behind the other, then the number of each program's pair."""
+    table = np.empty((sizes.size, TABLE), np.int64)
+    table[:, 0], table[:, 1], table[:, 2] = sizes.cumsum() - sizes, sizes, blocks
+    table[:, 3], table[:, 4] = programs.cumsum() - programs, programs
+    table[:, 5:8] = np.array([(each.rtol, each.atol, each.place.tiny) for each in rules]).view(np.int64)
+    table[:, 8] = [each.equal_nan for each in rules]
+    return np.concatenate([table.reshape(-1), np.repeat(np.arange(sizes.size), programs)])
+
+
 def run_exact(
-    job: Job,
+    sides: Sequence[torch.Tensor],
     out: torch.Tensor,
-    blocks: int,
-    programs: int,
+    table: Counts,
+    pairs: int,
     *,
     tiles: torch.Tensor | None = None,
     quick_rows: torch.Tensor | None = None,
     silent: int = 0,
 ) -> None:
-    """Launch the exact kernel; ``out`` takes the octaves and one row of ``COLUMNS`` a program."""
+    """Launch the exact kernel over the ``pairs`` of a table.
+
+    ``out`` takes the octaves of each, then a row of ``COLUMNS`` a program.
+    """
     from ditto_core.compare._kernels import measure_kernel
 
-    actual, expected = job.sides[:2]
-    nothing = job.sides[0]
-    rows = out[OCTAVES:]
-    measure_kernel[(programs,)](
-        *(actual, expected, job.mask, nothing if tiles is None else tiles),
-        *(nothing if quick_rows is None else quick_rows, rows.view(torch.float64), rows, out),
-        *(job.size, blocks, 0 if quick_rows is None else quick_rows.numel() // len(QUICK_COLUMNS), silent),
-        *(bits(x) for x in (job.rules.rtol, job.rules.atol, job.rules.place.tiny)),
-        masked=len(job.sides) > 2,
+    actual, expected = sides[:2]
+    nothing = actual
+    where = torch.from_numpy(table).to(actual.device, non_blocking=True)
+    owners, rows = where[pairs * TABLE :], out[pairs * OCTAVES :]
+    measure_kernel[(owners.numel(),)](
+        *(actual, expected, sides[-1] if len(sides) > 2 else nothing, where, owners),
+        *(nothing if tiles is None else tiles, nothing if quick_rows is None else quick_rows),
+        *(rows.view(torch.float64), rows, out),
+        *(0 if quick_rows is None else quick_rows.numel() // len(QUICK_COLUMNS), silent),
+        masked=len(sides) > 2,
         tile_blocks=0 if tiles is None and quick_rows is None else TILE // LANES,
         after_quick=quick_rows is not None,
         split_actual=actual.dtype == torch.int64,
         split_expected=expected.dtype == torch.int64,
-        equal_nan=job.rules.equal_nan,
-        wide=job.rules.wide,
+        wide=torch.float64 in (actual.dtype, expected.dtype),
         lanes=LANES,
         num_warps=LANES // 128,
     )
+
+
+def row_sums(sides: Sequence[torch.Tensor], widths: Counts, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the squared error and size of each element row, float64 [2, rows]; ``out`` may be given to take them."""
+    from ditto_core.compare._kernels import row_kernel
+
+    rows = widths.size
+    where = torch.from_numpy(np.concatenate([widths.cumsum() - widths, widths])).to(sides[0].device, non_blocking=True)
+    found = sides[0].new_empty(2 * rows, dtype=torch.float64) if out is None else out
+    row_kernel[(rows,)](
+        *(*sides[:2], sides[-1] if len(sides) > 2 else sides[0], where[:rows], where[rows:], found, rows),
+        masked=len(sides) > 2,
+        lanes=LANES,
+        num_warps=LANES // 128,
+    )
+    return found.view(2, rows)
 
 
 def quick(job: Job) -> Accumulator:
@@ -154,7 +191,8 @@ def quick(job: Job) -> Accumulator:
     cut = OCTAVES + programs * len(QUICK_COLUMNS)
     out, declined = job.zeros(cut + OCTAVES + behind * len(COLUMNS)), job.zeros(-(-tiles // 8)).view(torch.int8)
     run_quick(job, out[:cut], declined, tiles, programs)
-    run_exact(job, out[cut:], behind, behind, quick_rows=out[OCTAVES:cut].view(torch.float64), silent=WINNERS)
+    sums = out[OCTAVES:cut].view(torch.float64)
+    run_exact(job.sides, out[cut:], job.line(behind, behind), 1, quick_rows=sums, silent=WINNERS)
     found = out.cpu().numpy()
     seen = collect(job, found[:OCTAVES], found[OCTAVES:cut].view(np.float64).reshape(programs, -1))
     exact_octaves, rows = found[cut : cut + OCTAVES], found[cut + OCTAVES :].reshape(behind, -1)
@@ -215,11 +253,6 @@ def take_places(seen: Accumulator, best: Accumulator) -> None:
         seen.first_mismatch = earliest(seen.first_mismatch, best.first_mismatch)
 
 
-def bits(value: float) -> int:
-    """Return the bits of a float64 as an integer."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
 def cores(tensor: torch.Tensor) -> int:
     """Return the number of multiprocessors of the tensor's device."""
     if not tensor.is_cuda:
@@ -229,16 +262,14 @@ def cores(tensor: torch.Tensor) -> int:
 
 def gather(job: Job, octaves: Any, rows: Any) -> Accumulator:
     """Combine the exact kernel's partial results, one row of 64-bit words a program. Raises :class:`OutOfRange`."""
-    found = one_row(rows) if len(rows) == 1 else many_rows(rows)
+    found = {name: column.item() for name, column in combine(rows, np.zeros(1, np.int64)).items()}
     if found["extreme"]:
         raise OutOfRange
     seen = job.nothing()
     for name in PRODUCTS:
         setattr(seen.squares[0], name, found[name])
-    for name in KEPT:
+    for name in (*KEPT, *PLACES):
         setattr(seen, name, found[name])
-    for name in PLACES:
-        setattr(seen, name, -1 if found[name] >= NOWHERE else found[name])
     if job.sides[0].is_floating_point() and job.sides[1].is_floating_point():
         seen.values = found["actual_there"], found["expected_there"]
     octaves[0] -= found["zeros"]
@@ -246,20 +277,24 @@ def gather(job: Job, octaves: Any, rows: Any) -> Accumulator:
     return seen
 
 
-def one_row(rows: Any) -> dict[str, Any]:
-    """Return a single row by name."""
-    numbers, integers = rows[0, : len(FLOATS)].view(np.float64), rows[0, len(FLOATS) :]
-    return dict(zip(COLUMNS, numbers.tolist() + integers.tolist(), strict=True))
+def combine(rows: Any, firsts: Counts) -> dict[str, Any]:
+    """Return each pair's sums, largest values and first places (-1: none), by name: an array with a number for each.
 
-
-def many_rows(rows: Any) -> dict[str, Any]:
-    """Return the sums, the largest values and the first places of several rows, by name."""
+    ``firsts``: each pair's first row of ``rows``, which are in order.
+    """
+    owners = np.repeat(np.arange(firsts.size), np.diff(firsts, append=len(rows)))
     numbers, integers = rows[:, : len(FLOATS)].view(np.float64), rows[:, len(FLOATS) :]
-    sums, largest, counts = numbers.sum(0).tolist(), numbers.max(0).tolist(), integers[:, : len(COUNTS)].sum(0).tolist()
-    found = dict(zip(COLUMNS, [*sums[: len(SUMS)], *largest[len(SUMS) :], *counts], strict=False))
-    places = dict(zip(PLACES, integers[:, len(COUNTS) :].T, strict=True))
+    sums = np.add.reduceat(numbers[:, : len(SUMS)], firsts)
+    largest = np.maximum.reduceat(numbers[:, len(SUMS) : -len(VALUES)], firsts)
+    counts = np.add.reduceat(integers[:, : len(COUNTS)], firsts)
+    places = integers[:, len(COUNTS) :].copy()
     for name, key in (("max_abs_at", "max_abs"), ("worst_mismatch", "worst_excess")):
-        places[name] = np.where(numbers[:, FLOATS.index(key)] == found[key], places[name], NOWHERE)
-    best = places["max_abs_at"].argmin()
-    values = zip(VALUES, numbers[best, -len(VALUES) :].tolist(), strict=True)
-    return found | dict(values) | {name: int(place.min()) for name, place in places.items()}
+        known = largest[owners, LARGEST.index(key)]
+        places[numbers[:, FLOATS.index(key)] != known, PLACES.index(name)] = NOWHERE
+    earliest_places = np.minimum.reduceat(places, firsts)
+    winners = np.flatnonzero(places[:, 0] == earliest_places[owners, 0])
+    best = np.empty_like(firsts)
+    best[owners[winners]] = winners
+    found = np.where(earliest_places >= NOWHERE, -1, earliest_places)
+    columns = (*sums.T, *largest.T, *numbers[best, -len(VALUES) :].T, *counts.T, *found.T)
+    return dict(zip(COLUMNS, columns, strict=True))

@@ -11,7 +11,7 @@ Index = tuple[int, ...]
 Number = float | int | bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Metrics:
     """What :func:`measure` found. ``actual`` is the engine's tensor a, ``expected`` the reference's b, d = a - b.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from ditto_core.compare._accumulate import Accumulator, Rules
 from ditto_core.compare._arithmetic import Squares
 from ditto_core.compare._blocks import Buffers, Plan, Split
-from ditto_core.compare._launch import LANES, QUICK_DTYPES, OutOfRange, launch
+from ditto_core.compare._launch import QUICK_DTYPES, OutOfRange, launch, row_sums
 
 __all__ = ["OutOfRange", "accumulate", "block", "usable"]
 
@@ -29,7 +30,13 @@ COPIED = 1 << 28
 
 def usable(tensor: torch.Tensor) -> bool:
     """Tell whether the fused kernels can run where this tensor is."""
-    return tensor.is_cuda and importlib.util.find_spec("triton") is not None
+    return tensor.is_cuda and has_triton()
+
+
+@cache
+def has_triton() -> bool:
+    """Tell whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def block(sides: Sequence[torch.Tensor], valid: torch.Tensor | None = None) -> int:
@@ -62,16 +69,10 @@ def plain(box: torch.Tensor) -> torch.Tensor:
 
 def split_rows(sums: Squares, start: int, sides: list[torch.Tensor], layout: Plan) -> None:
     """Sum the squares of each element row on the device and add them up along each axis on the host."""
-    from ditto_core.compare._kernels import row_kernel
-
     size = sides[0].numel()
     row = size if size % layout.row else layout.row
-    rows = size // row
-    found = sides[0].new_empty((2, rows), dtype=torch.float64)
-    mask = sides[2] if len(sides) > 2 else sides[0]
-    row_kernel[(rows,)](*sides[:2], mask, found, rows, row, masked=len(sides) > 2, lanes=LANES, num_warps=LANES // 128)
-    errors, sizes = found.cpu().numpy()
-    index = np.arange(start // layout.row, start // layout.row + rows)
+    errors, sizes = row_sums(sides, np.full(size // row, row)).cpu().numpy()
+    index = np.arange(start // layout.row, start // layout.row + errors.size)
     for split, (error, magnitude) in zip(layout.splits, sums.by_axis, strict=True):
         at = along(split, index)
         np.add.at(error, at, errors)

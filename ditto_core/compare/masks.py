@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ditto_core.compare._record import Metrics
+
 
 def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what two additive attention masks hide, as bool, for engines hide with other numbers than the reference.
@@ -20,6 +22,14 @@ def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
         return actual, expected
     hidden = is_hidden(expected) & is_hidden(actual).to(expected.device)
     return actual.masked_fill(hidden.to(actual.device), 0), expected.masked_fill(hidden, 0)
+
+
+def may_hide(expected: torch.Tensor, metrics: Metrics) -> bool:
+    """Tell by a pair's metrics whether :func:`as_masks` may change it; cheaper than a look at the tensors."""
+    if expected.ndim != 4 or not expected.is_floating_point():
+        return False
+    largest = metrics.max_expected
+    return not largest or metrics.inf_expected > 0 or largest >= torch.finfo(expected.dtype).max / 2
 
 
 def is_hidden(scores: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from ditto_core.compare._blocks import Floats, unravel
 from ditto_core.compare.row import RowError
 
 POSITIONS = ("length", "total", "past")
@@ -40,7 +42,7 @@ def row_errors(
     valid: torch.Tensor | None = None,
     *,
     least: float = SMALL,
-) -> torch.Tensor | None:
+) -> Floats | None:
     """Return the relative L2 error ||a - b|| / ||b|| of each row, float64 [rows] in row-major order.
 
     ``valid`` broadcasts to the shape; elements where it is False do not count. ||b|| is taken as at least the share
@@ -58,37 +60,44 @@ def row_errors(
         sides.append(valid.to(expected.device).expand(expected.shape))
     flat = [side.permute(order).reshape(count, -1) for side in sides]
     parts = zip(*(torch.split(side, max(1, BLOCK // flat[0].shape[1])) for side in flat), strict=True)
-    error, size = (torch.cat(sums) for sums in zip(*(norms(*part) for part in parts), strict=True))
-    least = 1.0 if flat[0].shape[1] < NARROW else least
-    usual = size.square().mean().sqrt()
-    found = torch.where(error == 0, 0, error / size.clamp(min=least * float(usual)))
-    return torch.where(found.isnan(), torch.inf, found)
+    error, size = torch.cat([norms(*part) for part in parts], 1).cpu().numpy()
+    return relative_rows(error, size, flat[0].shape[1], least)
 
 
-def norms(a: torch.Tensor, b: torch.Tensor, valid: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ||a - b|| and ||b|| of each row of [rows, width], float64; what stands on both sides alike is no error."""
+def relative_rows(error: Floats, size: Floats, width: int, least: float) -> Floats:
+    """Return ||a - b|| / ||b|| of rows [..., rows] of ``width`` elements from both norms; see :func:`row_errors`."""
+    least = 1.0 if width < NARROW else least
+    usual = np.sqrt(np.square(size).mean(-1, keepdims=True))
+    with np.errstate(all="ignore"):
+        found: Floats = np.where(error == 0, 0, error / np.maximum(size, least * usual))
+    found[np.isnan(found)] = math.inf
+    return found
+
+
+def norms(a: torch.Tensor, b: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ||a - b|| and ||b|| of each row of [rows, width], float64 [2, rows]; what is alike is no error."""
     a, b = a.double(), b.double()  # torch knows no NaN of 8-bit floats
     same, there = (a == b) | (a.isnan() & b.isnan()), b.isfinite()
     if valid is not None:
         same, there = same | ~valid, there & valid
-    return torch.where(same, 0, a - b).norm(dim=1), torch.where(there, b, 0).norm(dim=1)
+    return torch.stack([torch.where(same, 0, a - b).norm(dim=1), torch.where(there, b, 0).norm(dim=1)])
 
 
-def worst_row(errors: torch.Tensor, floors: torch.Tensor | None, shape: Sequence[int], axes: Sequence[str]) -> RowError:
+def worst_row(errors: Floats, floors: Floats | None, shape: Sequence[int], axes: Sequence[str]) -> RowError:
     """Return the row whose error is the largest multiple of its floor, which is at least the median row's.
 
     ``errors`` and ``floors`` are what :func:`row_errors` returns. Without ``floors``: the row of the largest error.
     """
-    usable = None if floors is None else floors.clamp(min=usual(floors))
-    ratios = errors if usable is None else torch.where(errors == 0, 0, errors / usable)
+    usable = None if floors is None else np.maximum(floors, usual(floors))
+    with np.errstate(all="ignore"):
+        ratios = errors if usable is None else np.where(errors == 0, 0, errors / usable)
     at = int(ratios.argmax())
-    sizes = [shape[dim] for dim in row_dimensions(axes)]
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), sizes))
+    index = unravel(at, [shape[dim] for dim in row_dimensions(axes)])
     floor = None if usable is None else float(usable[at])
     return RowError(index, float(errors[at]), floor, len(errors), math.prod(shape) // len(errors))
 
 
-def usual(floors: torch.Tensor) -> float:
+def usual(floors: Floats) -> float:
     """Return the median floor of the rows that have any: rows of padding have none."""
-    there = floors[floors > 0]
-    return float(there.median()) if there.numel() else 0.0
+    there = np.sort(floors[floors > 0])
+    return float(there[(there.size - 1) // 2]) if there.size else 0.0

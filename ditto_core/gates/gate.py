@@ -11,7 +11,7 @@ from ditto_core.compare.tolerance import QUANTIZED
 from ditto_core.engines.workers import Run, in_process
 from ditto_core.errors import RunError, UsageError
 from ditto_core.gates.baseline import Baseline
-from ditto_core.gates.job import Job, Task
+from ditto_core.gates.job import Job, Task, batched
 from ditto_core.gates.journal import Journal, OnSample, carry_on
 from ditto_core.gates.policy import Policy
 from ditto_core.gates.record import Record
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
 
 NEW_TOKENS = 16
+ON_DEVICE = 16
+"""Samples of a batch on a GPU, where the engine's profile allows them; on the CPU a batch gains little."""
 STATE = "gates"
 
 
@@ -35,7 +37,8 @@ class Gate:
     """A suite, an engine, its reference and a policy. Taps are left out: a gate looks at the final outputs.
 
     ``reference``: ``eager``, ``eager:float32``, the name of a backend (the same model, without the engine's own
-    options), or an :class:`~ditto_core.spec.EngineSpec`.
+    options), or an :class:`~ditto_core.spec.EngineSpec`. ``batch``: samples that run at once, 0 for one on the CPU and
+    several on a GPU.
     """
 
     spec: EngineSpec
@@ -45,12 +48,20 @@ class Gate:
     max_new_tokens: int = NEW_TOKENS
     threads: int = 1
     device: str = "cpu"
+    batch: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spec", self.spec.untapped())
         object.__setattr__(self, "reference", resolved(self.spec, self.reference))
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
+        if self.batch < 0:
+            raise UsageError(f"batch is {self.batch}, expected at least 1, or 0 for the device's usual one")
+
+    @property
+    def rows(self) -> int:
+        """How many samples run at once."""
+        return self.batch or (1 if self.device == "cpu" else ON_DEVICE)
 
     @property
     def dtype(self) -> str:
@@ -108,7 +119,8 @@ def run_gate(
     journal = Journal(path, Record.to_json, Record.from_json)
     mine = shard.of(gate.suite.samples)
     tasks = {sample.id: Task(sample, baseline.known(sample.id) if baseline else None) for sample in mine}
-    done = carry_on(journal, f"gate {gate.suite.name}", job, tasks, workspace, run=run, on_sample=on_sample)
+    execute = batched(run, gate.rows)
+    done = carry_on(journal, f"gate {gate.suite.name}", job, tasks, workspace, run=execute, on_sample=on_sample)
     lost = [sample.id for sample in mine if sample.id not in done]
     if lost:
         raise RunError(f"gate {gate.suite.name}: sample {lost[0]!r} has no result ({len(lost)} of {len(mine)} missing)")
@@ -214,7 +226,13 @@ def eager_fingerprint(gate: Gate, workspace: Workspace) -> str:
 
     versions = [torch.__version__, transformers.__version__]
     return fingerprint(
-        workspace.digest(gate.spec.model), eager_dtype(gate), gate.spec.attention, gate.device, gate.threads, versions
+        workspace.digest(gate.spec.model),
+        eager_dtype(gate),
+        gate.spec.attention,
+        gate.device,
+        gate.threads,
+        gate.rows,
+        versions,
     )
 
 

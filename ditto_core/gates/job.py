@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.engines.workers import Run, Work
 from ditto_core.errors import RunError
 from ditto_core.gates.record import Record
 from ditto_core.gates.scoring import Known, Scorer
@@ -24,6 +27,24 @@ class Task:
 
     sample: Sample
     known: Known | None = None
+
+
+def batched(run: Run, size: int) -> Run:
+    """Return what runs tasks ``size`` at a time, those of like length together, and yields each one's result."""
+
+    def run_batches(work: Work, tasks: Mapping[str, Task], workspace: Workspace) -> Iterator[tuple[str, Any]]:
+        names = (
+            sorted(tasks, key=lambda name: len(tasks[name].sample.text or tasks[name].sample.prompt))
+            if size > 1
+            else list(tasks)
+        )
+        parts = [names[first : first + size] for first in range(0, len(names), size)]
+        groups = {part[0]: [tasks[name] for name in part] for part in parts}
+        for _, records in run(work, groups, workspace):
+            for record in records:
+                yield record.id, record
+
+    return run_batches
 
 
 @dataclass(frozen=True)
@@ -61,10 +82,13 @@ class Job:
 
         language = workspace.language(self.spec.model)
         options = PairOptions(reference=self.reference, device=self.device, threads=self.threads)
-        reference = None if self.reference is None else open_reference(workspace, self.spec, engine, options)
-        floor = workspace.eager(self.spec, (), dtype=self.floor, device=self.device) if self.floor else None
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(engine.open)  # it reads its file while the reference loads
+            reference = None if self.reference is None else open_reference(workspace, self.spec, engine, options)
+            floor = workspace.eager(self.spec, (), dtype=self.floor, device=self.device) if self.floor else None
+            opened = opening.result()
         scorer = Scorer(
-            engine.open(), reference, language.tokenizer, language.vocab_size, self.spec.profile, self.steps, floor
+            opened, reference, language.tokenizer, language.vocab_size, self.spec.profile, self.steps, floor
         )
         return Scoring(scorer, self.threads)
 
@@ -76,12 +100,12 @@ class Scoring:
     scorer: Scorer
     threads: int
 
-    def __call__(self, task: Task) -> Record:
-        """Run one sample on both sides."""
+    def __call__(self, tasks: Sequence[Task]) -> list[Record]:
+        """Run samples on both sides, in one batch where there are several."""
         from ditto_core.engines.workspace import torch_threads
 
         with torch_threads(self.threads):
-            return self.scorer.score(task.sample, task.known)
+            return self.scorer.score_all([(task.sample, task.known) for task in tasks])
 
     def close(self) -> None:
         """Release both sides."""

@@ -15,12 +15,12 @@ from ditto_core.gates.suite import BUILT_IN, load_suite
 from ditto_core.spec import EngineSpec, ModelSource
 
 SPEC = ("backend", "dtype", "options", "profile", "attention")
-RUN = ("reference", "max_new_tokens", "threads", "device")
+RUN = ("reference", "max_new_tokens", "threads", "device", "batch")
 POLICY = tuple(item.name for item in fields(Policy))
 KNOWN = ("model", "suite", "baseline", "samples", *SPEC, *RUN, *POLICY)
 
 KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("samples", "max_new_tokens", "threads", "resamples", "seed"), ("an integer", (int,))),
+    **dict.fromkeys(("samples", "max_new_tokens", "threads", "batch", "resamples", "seed"), ("an integer", (int,))),
     **dict.fromkeys(("alpha", "beta", "discordant", "spread"), ("a number", (int, float))),
     **dict.fromkeys(("options", "profile", "limits"), ("a table", (Mapping,))),
     **dict.fromkeys(("suite", "baseline"), ("a path", (str, Path))),

@@ -52,7 +52,8 @@ class Recorder:
     ) -> None:
         self._root = root
         self._paths = None if wanted is None else hooked_paths(wanted)
-        self._operators = operators or any(map(is_operator, wanted or ()))
+        sites = None if operators else [site for site in wanted or () if is_operator(site)]
+        self._operators = None if sites is None else frozenset(map(operator_of, sites))
         self._on_tensor = on_tensor
         self._calls: Counter[str] = Counter()
         self._stack: list[tuple[str, nn.Module]] = []
@@ -66,7 +67,7 @@ class Recorder:
         handles = [handle for path, module in modules for handle in self._hook(path, module)]
         token = _recorder.set(self)
         try:
-            with Operators(self) if self._operators else nullcontext():
+            with nullcontext() if self._operators == frozenset() else Operators(self, self._operators):
                 yield
         finally:
             _recorder.reset(token)
@@ -82,6 +83,8 @@ class Recorder:
     def computed(self, operator: str, result: Any) -> Any:
         """Take what an operator returned; return what goes on. Code that is torch's own is a module's inside."""
         path, module = self._stack[-1] if self._stack else ("", self._root)
+        if self._operators is not None and (path.partition("@")[0], operator) not in self._operators:
+            return result
         if type(module).__module__.startswith("torch.nn.") or next(module.children(), None) is None:
             return result
         frame = running_frame()
@@ -145,21 +148,33 @@ MOVES = frozenset((
 
 
 class Operators(TorchFunctionMode):
-    """Shows a recorder what each operator computes from tensors."""
+    """Shows a recorder what operators compute from tensors: those ``wanted`` (module and operator), all for None.
 
-    def __init__(self, recorder: Recorder) -> None:
+    It is called for whatever torch does, thousands of times a step: what is not wanted goes by quickly.
+    """
+
+    def __init__(self, recorder: Recorder, wanted: frozenset[tuple[str, str]] | None) -> None:
         super().__init__()
         self._recorder = recorder
+        self._names = None if wanted is None else frozenset(operator for _, operator in wanted)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` and hand over its result."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs) if kwargs else func(*args)
         name = getattr(func, "__name__", "")
+        if self._names is not None and name.strip("_") not in self._names:
+            return result
         if not name or name in MOVES or not any(True for _ in tensors_in((args, kwargs))):
             return result
         if not any(tensor.is_floating_point() for _, tensor in tensors_in(result)):
             return result
         return self._recorder.computed(name.strip("_"), result)
+
+
+def operator_of(site: str) -> tuple[str, str]:
+    """Return the module and the operator of an operator's site, ``path.function:line operator``."""
+    place, _, operator = site.rpartition(" ")
+    return place.partition(":")[0].rpartition(".")[0].partition("@")[0], operator.partition("@")[0]
 
 
 def hooked_paths(wanted: Iterable[str]) -> frozenset[str] | None:

@@ -1,29 +1,20 @@
-"""Compares the taps of one step as they arrive; each tensor is dropped at once."""
+"""Brings the taps of one step together; each pair is measured and dropped."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from ditto_core.compare.judging import UNTAPPED, output_names
-from ditto_core.compare.masks import as_masks, is_mask
-from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
-from ditto_core.compare.requested import measure_requested
-from ditto_core.compare.result import SiteResult
-from ditto_core.compare.row import RowError
-from ditto_core.compare.rows import SMALL, row_errors, worst_row
-from ditto_core.compare.tokens import LogitsMetrics, measure_logits, next_tokens, perplexities, rounded_as
-from ditto_core.compare.tolerance import EPSILON, INTEGERS, TABLE, Tolerance
-from ditto_core.compare.ulp import coarser
-from ditto_core.compare.verdict import UNJUDGED
+from ditto_core.compare.masks import is_mask
+from ditto_core.compare.tolerance import Tolerance
 from ditto_core.model.forward import DECODED
 from ditto_core.sites import Tap, is_operator
-from ditto_core.spec import DTYPES
-from ditto_core.stepping.floor import Noise
+from ditto_core.stepping.logits import LogitsOfStep
 from ditto_core.stepping.measured import Elementwise, Measured
+from ditto_core.stepping.measuring import Measuring, StepPair
 from ditto_core.stepping.prompts import valid_elements
 from ditto_core.stepping.ties import is_class_map, without_ties
 
@@ -51,20 +42,19 @@ class Comparer:
         axes: Mapping[str, tuple[str, ...]] | None = None,
         every_token: bool = False,
     ) -> None:
-        self._every_token = every_token
         self._axes = axes or {}
-        self._elementwise = elementwise or Elementwise()
         self._tolerance = tolerance
-        self._dtype = dtype
+        self._measuring = Measuring(step, found, tolerance, dtype, elementwise or Elementwise())
         self._taps = {tap.site: (i, tap) for i, tap in enumerate(taps)}
         self.step = step
-        decoded = DECODED in inputs  # what has logits is not what ``input_ids`` and the mask speak of
-        self._generated = generated and not decoded
-        self._masked_logits = not decoded
         self._found = found
-        self._mask = of_tokens(inputs, "attention_mask")
-        self._ids = of_tokens(inputs, "input_ids")
-        self._length = 0 if self._ids is None else self._ids.shape[1]
+        mask, ids = of_tokens(inputs, "attention_mask"), of_tokens(inputs, "input_ids")
+        decoded = DECODED in inputs  # what has logits is not what ``input_ids`` and the mask speak of
+        tokens = (None, None) if decoded else (ids, mask)
+        self._logits = LogitsOfStep(step, found, dtype, *tokens, generated=generated, every_token=every_token)
+        self._mask = None if mask is None or bool(mask.all()) else mask
+        self._masks: dict[tuple[str, ...], torch.Tensor | None] = {}
+        self._length = 0 if ids is None else ids.shape[1]
         self.engine: dict[str, torch.Tensor] = {}
         self._delivered: set[str] = set()
         self._noisy: dict[str, torch.Tensor] = {}
@@ -98,13 +88,14 @@ class Comparer:
         noisy = self._noisy.pop(site, None)
         if tap.value in self.outputs:
             self._held[tap.value] = tap, actual, tensor
-        self.compare(order, tap, actual, tensor, noisy)
+        self.compare(order, tap, actual, tensor, noisy, borrowed=True)
 
     def finish(self, theirs: Mapping[str, torch.Tensor], *, recorded: bool = False) -> None:
         """Compare the final outputs with the reference's, each under its own name, and note what only one side had.
 
         One that a tap delivered on both sides is judged there. A ``recorded`` reference may lack outputs.
         """
+        self.flush()
         ours = self.outputs
         # Class maps come last: the noise floor of their scores is known then.
         for i, (name, expected) in sorted(enumerate(theirs.items()), key=lambda item: is_class_map(item[1][1])):
@@ -119,6 +110,7 @@ class Comparer:
                 self._found.note(f"the reference has no output {name!r}: it is not compared")
             else:
                 self._found.missing.setdefault(name, "the reference does not return this output")
+        self.flush()
         if "logits" in ours and "logits" in theirs:
             self.compare_logits(ours["logits"], theirs["logits"])
         for site, tensor in self.engine.items():
@@ -141,12 +133,18 @@ class Comparer:
             elif name in deployed and not same_tensor(deployed[name], self.outputs.get(name)):
                 actual = self._without_ties(name, deployed[name], theirs)
                 self.compare(order + i, self._output(site, name, expected), actual, expected, final=True)
+        self.flush()
+
+    def flush(self) -> None:
+        """Measure what waits for others of its kind."""
+        self._measuring.flush()
 
     def _without_ties(self, name: str, actual: torch.Tensor, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return an output; a class map has the reference's class where the reference's scores nearly tie."""
         expected = theirs[name]
         if not is_class_map(expected) or actual.shape != expected.shape or torch.equal(actual, expected):
             return actual
+        self.flush()
         known = ((other, self._found.floor.get(other, {}).get(self.step)) for other in theirs)
         floors = {other: noise.rel_l2 for other, noise in known if noise and self._tolerance.usable(noise.rel_l2)}
         settled = without_ties(actual, expected, theirs, floors)
@@ -177,37 +175,8 @@ class Comparer:
         return Tap(site, name, axes=axes)
 
     def compare_logits(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab], once a step.
-
-        Of a quantized engine, which is judged by them, those of every token count.
-        """
-        if ours.dim() < 2 or not ours.numel() or any(found.step == self.step for found in self._found.logits):
-            return
-        kind, actual, expected = judged_dtype(ours.dtype, theirs.dtype), last_logits(ours), last_logits(theirs)
-        # Logits of two shapes: the comparison of the site, or of the output, says so by name.
-        if actual.shape == expected.shape and name_of(kind) in DTYPES:
-            found = measure_logits(actual, expected, dtype=rounded_as(kind, self._dtype), step=self.step)
-            self._found.flips[self.step] = found.flips
-            if self._every_token and ours.dim() == 3 and ours.shape == theirs.shape:
-                actual, expected = self._real_tokens(ours), self._real_tokens(theirs)
-                found = measure_logits(actual, expected, dtype=rounded_as(kind, self._dtype), step=self.step)
-            self._found.logits.append(self._with_perplexity(found, ours, theirs))
-
-    def _real_tokens(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits [tokens, vocab] of a batch [batch, length, vocab] without its padding."""
-        mask = self._mask[:, -logits.shape[1] :].bool() if self._masked_logits and self._mask is not None else None
-        if mask is None or mask.shape != logits.shape[:2]:
-            return logits.flatten(0, 1)
-        return logits[mask.to(logits.device)]
-
-    def _with_perplexity(self, found: LogitsMetrics, actual: torch.Tensor, expected: torch.Tensor) -> LogitsMetrics:
-        """Add the perplexity of the prompt on both sides, where both computed the logits of all its tokens."""
-        if self.step or not self._generated or self._ids is None or self._mask is None:
-            return found
-        if self._mask.shape != self._ids.shape or not actual.shape[:2] == expected.shape[:2] == self._ids.shape:
-            return found
-        ours, theirs = perplexities(actual, expected, next_tokens(self._ids, self._mask))
-        return replace(found, perplexity_actual=ours, perplexity_expected=theirs)
+        """Measure the logits of both sides, once a step."""
+        self._logits.compare(ours, theirs)
 
     def compare(
         self,
@@ -218,86 +187,30 @@ class Comparer:
         noisy: torch.Tensor | None = None,
         *,
         final: bool = False,
+        borrowed: bool = False,
     ) -> None:
-        """Measure one tensor; ``noisy`` is the reference's in the engine's dtype, ``final``: an output of the model.
+        """Measure one tensor, at the latest with :meth:`flush`. Two shapes make the site missing.
 
-        Two shapes make the site missing.
+        ``noisy`` is the reference's in the engine's dtype, ``final``: an output of the model; ``borrowed``: the
+        reference may overwrite ``expected``.
         """
-        valid = None if self._mask is None else valid_elements(tap.axes, self._mask, self._length)
+        valid = self._valid(tap.axes)
         if tap.value == "logits" and actual.shape != expected.shape:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
-        try:
-            metrics = self._measure(actual, expected, tap, valid, final=final)
-            metrics = self._with_requests(metrics, actual, expected, tap, valid)
-            if noisy is not None:
-                noise = self._floor(noisy, expected, tap, valid)
-                self._found.floor.setdefault(tap.site, {})[self.step] = noise
-        except ShapeMismatch as error:
-            self._found.missing.setdefault(tap.site, str(error))
-            return
-        floors = self._found.floor.get(tap.site) or self._found.floor.get(tap.value, {})
-        known = floors.get(self.step)
-        self._found.results.append(
-            SiteResult(
-                self.step,
-                tap.site,
-                order,
-                metrics,
-                UNJUDGED,
-                None if known is None else known.rel_l2,
-                final=final,
-                dtype=self._own_dtype(actual, expected, tap),
-                row=self._row(actual, expected, known, tap, valid) if metrics.rel_l2 else None,
-                element=None if known is None else known.max_abs,
-            )
-        )
+        names = (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
+        if final or tap.value in self.outputs:
+            names = (*names, tap.value)
+        first = None if noisy is None else self._repeated.pop(tap.site, None)
+        pair = StepPair(order, tap, actual, expected, noisy, first, valid, names, final)
+        self._measuring.add(pair, borrowed=borrowed)
 
-    def _row(
-        self,
-        actual: torch.Tensor,
-        expected: torch.Tensor,
-        noise: Noise | None,
-        tap: Tap,
-        valid: torch.Tensor | None,
-    ) -> RowError | None:
-        """Return the row furthest beyond its floor; without floors small rows are measured against the usual row."""
-        floors = torch.tensor(noise.rows, dtype=torch.float64) if noise and noise.rows else None
-        a, b = as_masks(actual, expected)
-        errors = row_errors(a, b, tap.axes, valid, least=1.0 if floors is None else SMALL)
-        if errors is None or (floors is not None and len(floors) != len(errors)):
+    def _valid(self, axes: tuple[str, ...]) -> torch.Tensor | None:
+        """Return which elements of a tap with these axes count, one mask for all of them; None: all do."""
+        if self._mask is None:
             return None
-        return worst_row(errors.cpu(), floors, b.shape, tap.axes)
-
-    def _floor(self, noisy: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Noise:
-        """Return the reference's own error; NaN where it is random."""
-        first = self._repeated.pop(tap.site, None)
-        if first is not None:
-            if first.dim() == 3:  # the engine may have the last token's logits only
-                first = first[:, -expected.shape[1] :]
-            twice = measure(first, expected, axes=tap.axes, valid=valid, equal_nan=True)
-            if not twice.rel_l2 <= TABLE.get(name_of(expected.dtype), 0.0):
-                self._found.random.add(tap.site)
-        if tap.site in self._found.random:
-            return Noise(math.nan)
-        found = self._measure(noisy, expected, tap, valid)
-        if self._own_dtype(noisy, expected, tap) in INTEGERS:
-            return Noise(found.mismatch_ratio)
-        rows = row_errors(*as_masks(noisy, expected), tap.axes, valid)
-        # Three digits, so that a floor read from its file gives the same verdict.
-        digits = () if rows is None else tuple(float(f"{error:.2e}") for error in rows.tolist())
-        return Noise(found.rel_l2, found.max_abs, digits)
-
-    def _own_dtype(self, actual: torch.Tensor, expected: torch.Tensor, tap: Tap) -> str:
-        """Return the dtype whose bounds are a tensor's own: integers', and any where the engine's is not known.
-
-        A reference that was recorded in a coarser dtype than the engine's has its own rounding.
-        """
-        if tap.dtype in INTEGERS:  # a dump may hold ids as floats
-            return tap.dtype
-        masks = as_masks(actual, expected)
-        kind = name_of(judged_dtype(masks[0].dtype, masks[1].dtype))
-        recorded = EPSILON.get(name_of(expected.dtype), 0.0) > EPSILON.get(self._dtype, math.inf)
-        return kind if kind in INTEGERS or recorded or not self._dtype else ""
+        if axes not in self._masks:
+            self._masks[axes] = valid_elements(axes, self._mask, self._length)
+        return self._masks[axes]
 
     def _last_tokens(
         self,
@@ -312,46 +225,6 @@ class Comparer:
         self._found.note("one side has the last token's logits only: the others' are not compared")
         return actual[:, -1:], expected[:, -1:], None if noisy is None else noisy[:, -1:], None
 
-    def _measure(
-        self,
-        actual: torch.Tensor,
-        expected: torch.Tensor,
-        tap: Tap,
-        valid: torch.Tensor | None,
-        *,
-        final: bool = False,
-    ) -> Metrics:
-        actual, expected = as_masks(actual, expected)
-        names = self._names(tap)
-        if final or tap.value in self.outputs:
-            names = (*names, tap.value)
-        rtol, atol = self._tolerance.elementwise(names, self.step)
-        usual = self._elementwise
-        if self._own_dtype(actual, expected, tap) in INTEGERS:
-            usual = Elementwise(0.0, 0.0, usual.equal_nan)
-        return measure(
-            actual,
-            expected,
-            axes=tap.axes,
-            valid=valid,
-            rtol=usual.rtol if rtol is None else rtol,
-            atol=usual.atol if atol is None else atol,
-            equal_nan=usual.equal_nan,
-        )
-
-    def _names(self, tap: Tap) -> tuple[str, ...]:
-        """Return the names by which a rule may mean a tensor; an output of the untapped engine has the tapped one's."""
-        return (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
-
-    def _with_requests(
-        self, metrics: Metrics, actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None
-    ) -> Metrics:
-        """Add what rules ask for by any name under which the tensor may be judged: its own, or the output's."""
-        rules = self._tolerance.requests((*self._names(tap), tap.value), self.step)
-        if not rules:
-            return metrics
-        return replace(metrics, requested=measure_requested(rules, metrics, *as_masks(actual, expected), valid))
-
 
 def same_tensor(first: torch.Tensor, second: torch.Tensor | None) -> bool:
     """Tell whether two tensors hold the same numbers; cheap where they share memory."""
@@ -365,23 +238,3 @@ def of_tokens(inputs: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | N
     """Return an input [batch, tokens]; None where there is none, or a model gives the name to something else."""
     found = inputs.get(name)
     return found if found is not None and found.dim() == 2 else None
-
-
-def judged_dtype(actual: torch.dtype, expected: torch.dtype) -> torch.dtype:
-    """Return the coarser dtype, or that of the side with integers: ids are ids though the other tool wrote them as
-    floats. An 8-bit integer beside a float is a quantized number, and no id.
-    """
-    for one, other in ((actual, expected), (expected, actual)):
-        if name_of(one) in INTEGERS and one.itemsize > 1 and other.is_floating_point:
-            return one
-    return coarser(actual, expected)
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Return torch's name of a dtype without its prefix."""
-    return str(dtype).removeprefix("torch.")
-
-
-def last_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Return each row's logits: those of the last token of [batch, length, vocab], all of [batch, classes]."""
-    return logits[:, -1] if logits.dim() == 3 else logits

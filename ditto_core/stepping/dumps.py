@@ -17,9 +17,10 @@ from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.stepping.comparer import Comparer, judged_dtype, name_of
+from ditto_core.stepping.comparer import Comparer
 from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor
 from ditto_core.stepping.measured import Elementwise, Measured
+from ditto_core.stepping.measuring import judged_dtype, name_of
 from ditto_core.system.receipt import make_receipt
 
 LOGITS = ("output:logits", "logits", "lm_head")
@@ -90,6 +91,8 @@ def step_through(
             found.missing.setdefault(pair.name, f"{pair.problem}, step {pair.step}")
             continue
         if comparer is None or comparer.step != pair.step:
+            if comparer is not None:
+                comparer.flush()
             inputs = tokens_of(pairs, pair.step)
             comparer = Comparer(
                 (),
@@ -107,6 +110,8 @@ def step_through(
         comparer.compare(order.setdefault(pair.name, len(order)), tap, pair.actual, pair.expected, final=final)
         if tap.value == "logits":
             comparer.compare_logits(pair.actual, pair.expected)
+    if comparer is not None:
+        comparer.flush()
     return tuple(taps.values())
 
 

@@ -16,7 +16,7 @@ import torch
 from ditto_core.engines.workers import local_processes
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import RunError, UsageError
-from ditto_core.gates import Baseline, Gate, Sample, Shard, Suite, merge, run_gate
+from ditto_core.gates import Baseline, Gate, Sample, Shard, Suite, merge, run_gate, scoring
 from ditto_core.gates.gate import floor_dtype
 from ditto_core.gates.scoring import Scorer
 from ditto_core.model.checkpoint import Language
@@ -54,6 +54,22 @@ def test_the_same_precision_passes_with_every_metric_measured(whole):
     assert found["perplexity_ratio"].estimate == pytest.approx(1, abs=1e-6)
     assert found["kl_mean"].estimate < 1e-9
     assert found["accuracy_drop"].n == 8
+
+
+def test_samples_in_batches_give_the_numbers_of_each_alone(workspace, whole, monkeypatch):
+    steps = []
+    real = scoring.step_logits
+    monkeypatch.setattr(scoring, "step_logits", lambda *step: (steps.append(step[1]), real(*step))[1])
+    result = run_gate(replace(tiny_gate(), batch=4), workspace)
+    assert [batch.rows for batch in steps if batch.rows > 1] == [8] * 3 + [6] * 3 + [4] * 3
+    assert not all(bool(batch.mask.all()) for batch in steps)
+    assert [r.id for r in result.records] == [r.id for r in whole.records]
+    for found, alone in zip(result.records, whole.records, strict=True):
+        for side in ("engine", "reference", "floor"):
+            ours, theirs = getattr(found, side), getattr(alone, side)
+            assert (ours.top, ours.correct, ours.generated) == (theirs.top, theirs.correct, theirs.generated)
+            assert ours.nll == pytest.approx(theirs.nll, rel=1e-6)
+        assert found.kl == pytest.approx(alone.kl, abs=1e-10)
 
 
 def test_a_reference_in_the_engines_dtype_is_measured_against_the_next_higher_one(whole):

@@ -231,8 +231,32 @@ def test_masks_are_compared_as_what_they_hide_unless_the_engines_is_none(engine,
     comparer = Comparer([Tap("mask", "mask")], 0, {}, found, Tolerance())
     comparer.take_engine("mask", ours)
     comparer.take_reference("mask", theirs)
+    comparer.flush()
     (result,) = found.results
     assert (result.metrics.rel_l2 == 0) is alike
+
+
+@pytest.mark.parametrize("elements", [8, 1 << 12])
+def test_a_reference_that_is_overwritten_later_in_its_step_was_compared_before(elements):
+    found = Measured()
+    comparer = Comparer([Tap("norm", "norm")], 0, {}, found, Tolerance())
+    theirs = torch.ones(elements)
+    comparer.take_engine("norm", theirs.clone())
+    comparer.take_reference("norm", theirs)
+    theirs.add_(1)
+    comparer.flush()
+    assert [result.metrics.max_abs for result in found.results] == [0.0]
+
+
+def test_results_keep_the_order_of_the_sites_whether_they_wait_or_not():
+    found = Measured()
+    sites = {"small": 8, "large": 1 << 12, "another": 8, "last": 1 << 12}
+    comparer = Comparer([Tap(site, site) for site in sites], 0, {}, found, Tolerance())
+    for site, elements in sites.items():
+        comparer.take_engine(site, torch.ones(elements))
+        comparer.take_reference(site, torch.ones(elements))
+    comparer.flush()
+    assert [result.site for result in found.results] == [*sites]
 
 
 def test_ids_that_a_dump_holds_as_floats_are_equal_or_not():
@@ -242,5 +266,6 @@ def test_ids_that_a_dump_holds_as_floats_are_equal_or_not():
     comparer = Comparer([tap], 0, {}, found, Tolerance())
     comparer.take_engine("ids", torch.tensor([[1_000_001]]))
     comparer.take_reference("ids", torch.tensor([[1_000_000.0]]))
+    comparer.flush()
     (result,) = judge(found.results, Tolerance(), [tap], ENGINE)
     assert str(result.verdict) == "mismatched 1.0e+00 > 0.0e+00 (integers are equal or not)"

@@ -4,7 +4,10 @@ import torch
 from torch import nn
 
 from ditto_core import tap
+from ditto_core.backends.eager import cheapest
+from ditto_core.model import recorder
 from ditto_core.model.recorder import Recorder, map_tensors
+from ditto_core.sites import Tap, is_operator
 
 
 class Twice(nn.Module):
@@ -64,3 +67,50 @@ def test_mapping_changes_only_what_holds_a_replaced_tensor():
     changed = map_tensors(value, lambda key, tensor: new if key == "a.0" else None)
     assert changed["a"] == (new, 5)
     assert changed["b"] is value["b"]
+
+
+class Sums(nn.Module):
+    """Two modules whose own code adds; each also multiplies."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Sum(), Sum()
+
+    def forward(self, x):
+        return self.second(self.first(x) * 3)
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x):
+        return (self.inner(x) + 1) * 2
+
+
+def sites_of(model, wanted=None):
+    seen = []
+    with Recorder(model, lambda site, tensor, _: seen.append(site), wanted, operators=wanted is None).recording():
+        model(torch.tensor(8.0))
+    return seen
+
+
+def test_only_the_operators_that_are_wanted_are_looked_at():
+    model = Sums()
+    wanted = next(site for site in sites_of(model) if site.startswith("second.") and site.endswith(" add"))
+    assert [site for site in sites_of(model, [wanted]) if is_operator(site)] == [wanted]
+
+
+def test_without_a_wanted_operator_torch_is_not_watched(monkeypatch):
+    monkeypatch.setattr(recorder, "Operators", None)
+    assert "first" in sites_of(Sums(), ["first"])
+
+
+def test_a_tap_with_a_modules_name_is_not_read_by_its_operator():
+    named, alone = (
+        Tap("first", "x", aliases=("first.forward:9 mul",)),
+        Tap("first.forward:9 add", "y", aliases=("first.forward:9 mul",)),
+    )
+    assert cheapest(named) == ["first"]
+    assert cheapest(alone) == ("first.forward:9 mul", "first.forward:9 add")

@@ -1,0 +1,170 @@
+"""Many small pairs in a constant number of operations: on the CPU by row of a matrix, on CUDA in one kernel.
+
+Both give columns of sums for :mod:`ditto_core.compare._columns`. A pair that holds NaN or Inf is found by its sums and
+left to :func:`~ditto_core.compare.metrics.measure`: ``plain`` tells which pairs hold none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ditto_core.compare._accumulate import EXPONENT_BITS, Rules
+from ditto_core.compare._arithmetic import Counts
+from ditto_core.compare._assemble import QUANTILES, bin_values
+from ditto_core.compare._blocks import Floats
+from ditto_core.compare._launch import (
+    COLUMNS,
+    LANES,
+    OCTAVES,
+    PROGRAMS_PER_CORE,
+    combine,
+    cores,
+    lines,
+    row_sums,
+    run_exact,
+)
+
+Sides = Sequence[Sequence[torch.Tensor]]
+"""The engine's tensors, the reference's and, where some elements do not count, the masks: a stack of each shape."""
+
+
+PIECE = 8192
+"""Elements of a row that one program takes: one of a vocabulary's width would keep the others waiting."""
+
+
+class Sums(NamedTuple):
+    """What was measured of many pairs: columns by name, errors by octave [pairs, 256] and their quantiles [4, pairs];
+    squared errors and sizes of all element rows, one pair's behind the other's; which pairs are ``plain``."""
+
+    found: dict[str, Any]
+    octaves: Counts
+    quantiles: Floats | None
+    rows: Floats
+    plain: npt.NDArray[np.bool_]
+
+
+def on_cuda(sides: Sides, widths: Counts, rules: Sequence[Rules]) -> Sums:
+    """Measure pairs of one dtype a side on their device; ``widths``: of the element rows of all pairs, in order."""
+    from ditto_core.compare.cuda import plain
+
+    sizes = np.repeat(*np.array([(side[0].numel(), len(side)) for side in sides[0]]).T)
+    flat = [plain(side[0] if len(side) == 1 else torch.cat([part.view(-1) for part in side])) for side in sides]
+    blocks = -(-sizes // LANES)
+    most = max(1, blocks.sum() // (cores(flat[0]) * PROGRAMS_PER_CORE))  # blocks of a program
+    programs = -(-blocks // most)
+    pieces, firsts = cut(widths)
+    cuts = np.cumsum([sizes.size * OCTAVES, programs.sum() * len(COLUMNS)])
+    out = flat[0].new_zeros(int(cuts[1]) + 2 * pieces.size, dtype=torch.int64)
+    run_exact(flat, out[: cuts[1]], lines(sizes, blocks, programs, rules), sizes.size)
+    row_sums(flat, pieces, out[cuts[1] :].view(torch.float64))
+    octaves, rows, by_row = np.split(out.cpu().numpy(), cuts)
+    found = combine(rows.reshape(-1, len(COLUMNS)), programs.cumsum() - programs)
+    octaves = octaves.reshape(-1, OCTAVES)
+    octaves[:, 0] -= found["zeros"]
+    unusual = (found["nonfinite"] > 0) | (found["extreme"] > 0)
+    row_squares = np.add.reduceat(by_row.view(np.float64).reshape(2, -1), firsts, axis=1)
+    return Sums(found, octaves, None, row_squares, ~unusual)
+
+
+def cut(widths: Counts) -> tuple[Counts, Counts]:
+    """Return the widths of pieces of rows, none too long for one program, and the first piece of each row."""
+    counts = -(-widths // PIECE)
+    ends = counts.cumsum()
+    pieces = np.full(int(ends[-1]), PIECE)
+    pieces[ends - 1] = widths - (counts - 1) * PIECE
+    return pieces, ends - counts
+
+
+def on_cpu(flat: Sequence[torch.Tensor], row: int, rules: Rules) -> Sums:
+    """Measure pairs of one size, of one dtype a side that is narrower than float64, with element rows of ``row``.
+
+    ``flat``: the engine's [pairs, size], the reference's and, where some elements do not count, the masks.
+    """
+    a, b = (wide(side) for side in flat[:2])
+    pairs, size = a.shape
+    count = np.full(pairs, size)
+    if len(flat) > 2:
+        ignored = ~flat[2].numpy()
+        a[ignored] = b[ignored] = 0
+        count -= ignored.sum(1)
+    with np.errstate(all="ignore"):
+        aa, bb = squares(a, a), squares(b, b)
+        plain = np.isfinite(aa + bb)
+        if not plain.all():
+            a[~plain] = b[~plain] = 0
+        found = {"count": count, "actual": aa, "expected": bb, "max_actual": np.maximum(a.max(1), -a.min(1))}
+        product = squares(a, b)
+        d = np.subtract(a, b, out=a)
+        found["difference"] = dd = squares(d, d)
+        # The errors cancel in a product of their own: as one pair is measured.
+        found["product"] = np.where((aa > 1e-4 * bb) & (aa < 1e4 * bb), (aa + bb - dd) / 2, product)
+        by_row = np.stack([squares(side.reshape(-1, row), side.reshape(-1, row)) for side in (d, b)])
+        magnitudes(found, d, b, rules)
+        places(found, flat, d)
+        octaves, quantiles = errors(found, d)
+    return Sums(found, octaves, quantiles, by_row, plain)
+
+
+def wide(side: torch.Tensor) -> Floats:
+    """Return a matrix in float64; torch converts float16 to float32 in vector registers, to float64 one by one."""
+    found: Floats = (side.float() if side.dtype == torch.float16 else side).double().numpy()
+    return found
+
+
+def squares(x: Floats, y: Floats) -> Floats:
+    """Return the inner product of each row."""
+    found: Floats = np.einsum("ij,ij->i", x, y)
+    return found
+
+
+def magnitudes(found: dict[str, Any], d: Floats, b: Floats, rules: Rules) -> None:
+    """Add what depends on |d| and |b|, which take the place of both, and count |d| > atol + rtol |b|, rounded once."""
+    np.abs(d, out=d)
+    np.abs(b, out=b)
+    relative, none = d / b, b == 0
+    if none.any():
+        relative[none] = np.where(d[none] > 0, np.inf, 0.0)
+    found |= {"max_abs": d.max(1), "max_expected": b.max(1), "abs_sum": d.sum(1)}
+    found |= {"max_rel": relative.max(1), "rel_sum": relative.sum(1), "rel_count": b.shape[1] - none.sum(1)}
+    pairs = len(d)
+    found |= {
+        "mismatched": np.zeros(pairs, np.int64),
+        **{name: np.full(pairs, -1) for name in ("first_mismatch", "worst_mismatch")},
+    }
+    if (found["max_abs"] > rules.atol).any():
+        least = torch.scalar_tensor(rules.atol, dtype=torch.float64)
+        bound = torch.add(least, torch.from_numpy(b), alpha=rules.rtol, out=torch.from_numpy(relative)).numpy()
+        outside = d > bound
+        found["mismatched"] = counts = np.count_nonzero(outside, axis=1)
+        found["first_mismatch"] = np.where(counts > 0, outside.argmax(1), -1)
+        found["worst_mismatch"] = np.where(counts > 0, np.subtract(d, bound, out=bound).argmax(1), -1)
+    bits = b.view(np.int64)
+    np.bitwise_and(bits, EXPONENT_BITS, out=bits)
+    np.maximum(b, rules.place.tiny, out=b)
+    found["max_steps"] = np.divide(d, b, out=b).max(1)
+
+
+def places(found: dict[str, Any], flat: Sequence[torch.Tensor], d: Floats) -> None:
+    """Add the place of the largest error and both values there."""
+    at = d.argmax(1)
+    found["max_abs_at"] = np.where(found["max_abs"] > 0, at, -1)
+    where = torch.from_numpy(at)[:, None]
+    for name, side in zip(("actual_there", "expected_there"), flat, strict=False):
+        found[name] = side.gather(1, where)[:, 0].double().numpy()
+
+
+def errors(found: dict[str, Any], d: Floats) -> tuple[Counts, Floats]:
+    """Return the errors by octave [pairs, 256] and their quantiles [4, pairs], by their bfloat16 values."""
+    pairs, size = d.shape
+    keys = np.sort(torch.from_numpy(d).bfloat16().view(torch.int16).numpy(), axis=1)
+    bins = (keys >> 7) + (np.arange(pairs) << 8)[:, None]
+    octaves = np.bincount(bins.reshape(-1), minlength=pairs << 8).reshape(pairs, OCTAVES)
+    octaves[:, 0] -= np.count_nonzero(keys == 0, axis=1)
+    ranks = np.ceil(np.array(QUANTILES)[:, None] * found["count"]).astype(np.int64) + (size - found["count"]) - 1
+    chosen = keys[np.arange(pairs), np.maximum(ranks, 0)]
+    return octaves, np.minimum(bin_values(chosen.astype(np.int64)).astype(np.float64), found["max_abs"])

@@ -1,0 +1,265 @@
+"""Measuring many pairs in one go: small ones share their operations, launches and transfers.
+
+Until it has some hundred thousand elements, a pair costs what its Python and launches cost. :func:`measure_all` gathers
+ pairs of floats by dtype (on the CPU also by shape), and gives each what
+:func:`~ditto_core.compare.metrics.measure` and :func:`~ditto_core.compare.rows.row_errors` would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ditto_core.compare._accumulate import Rules
+from ditto_core.compare._blocks import Floats as Array
+from ditto_core.compare._columns import metrics_of
+from ditto_core.compare._launch import QUICK
+from ditto_core.compare._record import Metrics
+from ditto_core.compare._together import on_cpu, on_cuda
+from ditto_core.compare.cuda import usable
+from ditto_core.compare.metrics import ShapeMismatch, measure, split_axes
+from ditto_core.compare.rows import SMALL, relative_rows, row_dimensions, row_errors
+from ditto_core.compare.ulp import coarser, spacing, tolerance
+
+CPU_ELEMENTS = 2048
+"""Elements up to which pairs on the CPU gain: beyond, a pair's matrix no longer stays in the cache."""
+
+CPU_FEWEST = 3
+"""Pairs of a kind from which a matrix pays on the CPU."""
+
+CPU_MATRIX = 1 << 17
+"""Elements of a matrix on the CPU: three of them in float64 fit a cache of 3 MB."""
+
+FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
+
+
+class Pair(NamedTuple):
+    """What is compared: see :func:`~ditto_core.compare.metrics.measure`."""
+
+    actual: torch.Tensor
+    expected: torch.Tensor
+    axes: Sequence[str] = ()
+    valid: torch.Tensor | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    equal_nan: bool = False
+
+
+class Layout(NamedTuple):
+    """How a shape with these axes is split: the dimensions up to the last axis that has errors of its own, the elements
+    of a row behind it, ``(field of Metrics, dimension)`` of each, and the dimensions that number judged rows."""
+
+    lead: tuple[int, ...]
+    row: int
+    splits: tuple[tuple[str, int], ...]
+    kept: tuple[int, ...]
+
+
+class Rows:
+    """The rows of alike pairs: float64 [2, pairs, rows] norms of the error and of the reference."""
+
+    def __init__(self, norms: Array, width: int) -> None:
+        self._norms = norms
+        self._width = width
+        self._known: dict[float, Array] = {}
+
+    def errors(self, pair: int, least: float) -> Array:
+        """Return the relative errors of a pair's rows; all pairs' are worked out at once."""
+        if least not in self._known:
+            self._known[least] = relative_rows(self._norms[0], self._norms[1], self._width, least)
+        errors: Array = self._known[least][pair]
+        return errors
+
+
+class Found:
+    """What was measured of a pair: its metrics, and its rows on demand.
+
+    ``rows`` are those of alike pairs, of which it is number ``place``; without a place they are not yet measured.
+    """
+
+    def __init__(self, metrics: Metrics, pair: Pair, rows: Rows | None = None, place: int | None = None) -> None:
+        self.metrics = metrics
+        self._pair = pair
+        self._rows = rows
+        self._place = place
+
+    def row_errors(self, least: float = SMALL) -> Array | None:
+        """Return what :func:`~ditto_core.compare.rows.row_errors` does."""
+        if self._place is not None:
+            return None if self._rows is None else self._rows.errors(self._place, least)
+        actual, expected, axes, valid, *_ = self._pair
+        return row_errors(actual, expected, axes, valid, least=least)
+
+
+class Kind(NamedTuple):
+    """What alike pairs have in common. ``kernel``: one measures them, and there each pair has ``bounds`` of its own."""
+
+    kernel: bool
+    device: torch.device
+    dtypes: tuple[torch.dtype, torch.dtype]
+    masked: bool
+    shape: torch.Size
+    axes: tuple[str, ...]
+    bounds: tuple[Any, ...]
+
+
+def measure_all(pairs: Sequence[Pair]) -> list[Found | ShapeMismatch]:
+    """Measure pairs, in their order; two shapes give the error that :func:`measure` would raise."""
+    found: list[Found | None] = [None] * len(pairs)
+    alike: dict[Kind, list[int]] = {}
+    for i, pair in enumerate(pairs):
+        if (kind := kind_of(pair)) is not None:
+            alike.setdefault(kind, []).append(i)
+    for groups in passes(alike):
+        measured = measure_groups([[pairs[i] for i in group] for group in groups])
+        for i, each in zip((i for group in groups for i in group), measured, strict=True):
+            found[i] = each
+    return [alone(pair) if each is None else each for pair, each in zip(pairs, found, strict=True)]
+
+
+def passes(alike: Mapping[Kind, list[int]]) -> Iterator[list[list[int]]]:
+    """Yield the groups of alike pairs that one pass takes: on a GPU all of a dtype, on the CPU what the cache holds."""
+    launches: dict[Hashable, list[list[int]]] = {}
+    for kind, members in alike.items():
+        if kind.kernel:
+            launches.setdefault(kind[:4], []).append(members)
+        elif len(members) >= CPU_FEWEST:
+            most = max(1, CPU_MATRIX // math.prod(kind.shape))
+            yield from ([members[first : first + most]] for first in range(0, len(members), most))
+    yield from launches.values()
+
+
+def alone(pair: Pair) -> Found | ShapeMismatch:
+    """Measure a pair by itself."""
+    actual, expected, axes, valid, rtol, atol, equal_nan = pair
+    try:
+        found = measure(actual, expected, axes=axes, valid=valid, rtol=rtol, atol=atol, equal_nan=equal_nan)
+        return Found(found, pair)
+    except ShapeMismatch as error:
+        return error
+
+
+def kind_of(pair: Pair) -> Kind | None:
+    """Return what pairs that are measured together have in common; None for one that is measured by itself."""
+    actual, expected, axes, valid, *bounds = pair
+    shape = expected.shape
+    if actual.shape != shape or 0 in shape or not gains(actual, expected):
+        return None
+    # Axes and a mask that do not fit are errors of the pair alone.
+    if (axes and len(axes) != len(shape)) or (valid is not None and not fits(valid.shape, shape)):
+        return None
+    kernel, dtypes = usable(expected), (actual.dtype, expected.dtype)
+    own = () if kernel else tuple(bounds)
+    return Kind(kernel, expected.device, dtypes, valid is not None, shape, tuple(axes), own)
+
+
+def fits(mask: torch.Size, shape: torch.Size) -> bool:
+    """Tell whether a mask broadcasts to a shape."""
+    return len(mask) <= len(shape) and all(n in (1, size) for n, size in zip(mask[::-1], shape[::-1], strict=False))
+
+
+def gains(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Tell whether two tensors are cheaper to measure together with others."""
+    if not FLOATS.issuperset((actual.dtype, expected.dtype)) or actual.device != expected.device:
+        return False
+    if usable(actual):
+        return expected.numel() < QUICK
+    return expected.numel() <= CPU_ELEMENTS and expected.device.type == "cpu"
+
+
+def measure_groups(groups: Sequence[Sequence[Pair]]) -> list[Found | None]:
+    """Measure groups of alike pairs, all of one dtype a side; None for a pair that has to be measured by itself."""
+    layouts = [layout_of(group[0].expected.shape, tuple(group[0].axes)) for group in groups]
+    pairs = [pair for group in groups for pair in group]
+    dtypes = pairs[0].actual.dtype, pairs[0].expected.dtype
+    rules = [rules_of(*dtypes, *pair[4:]) for pair in pairs]
+    with torch.no_grad():
+        sides = [[torch.stack(side) for side in part] for part in zip(*map(stacked, groups), strict=True)]
+    sizes = [len(group) for group in groups]
+    if usable(pairs[0].expected):
+        rows = [(layout.row, size * math.prod(layout.lead)) for layout, size in zip(layouts, sizes, strict=True)]
+        with torch.cuda.device(pairs[0].expected.device):
+            sums = on_cuda(sides, np.repeat(*np.array(rows).T), rules)
+    else:
+        sums = on_cpu([side[0].reshape(len(pairs), -1) for side in sides], layouts[0].row, rules[0])
+    splits, rows_of_all = by_group(layouts, sizes, sums.rows)
+    shapes = [(group[0].expected.shape, len(group)) for group in groups]
+    metrics = metrics_of(sums.found, sums.octaves, shapes, dtypes[0], rules, splits, sums.quantiles)
+    parts = zip(metrics, pairs, rows_of_all, sums.plain.tolist(), strict=True)
+    return [Found(each, pair, *rows) if plain else None for each, pair, rows, plain in parts]
+
+
+def stacked(group: Sequence[Pair]) -> list[list[torch.Tensor]]:
+    """Return both sides of alike pairs, and the masks where they have any."""
+    sides = [[pair[0] for pair in group], [pair[1] for pair in group]]
+    if group[0].valid is None:
+        return sides
+    masks: dict[int, torch.Tensor] = {}
+    for actual, _, _, valid, *_ in group:
+        if valid is not None and id(valid) not in masks:
+            masks[id(valid)] = valid.to(actual.device, torch.bool).expand(actual.shape)
+    return [*sides, [masks[id(pair.valid)] for pair in group]]
+
+
+def by_group(
+    layouts: Sequence[Layout], sizes: Sequence[int], sums: Array
+) -> tuple[list[dict[str, tuple[float, ...]]], list[tuple[Rows | None, int]]]:
+    """Return the errors along each axis of each pair, and its rows, from the sums of all element rows [2, rows]."""
+    splits: list[dict[str, tuple[float, ...]]] = []
+    rows: list[tuple[Rows | None, int]] = []
+    start = 0
+    for layout, size in zip(layouts, sizes, strict=True):
+        end = start + size * math.prod(layout.lead)
+        part = sums[:, start:end].reshape(2, size, *layout.lead)
+        start = end
+        splits += splits_of(layout, part)
+        own = rows_of(layout, part)
+        rows += [(own, i) for i in range(size)]
+    return splits, rows
+
+
+def rows_of(layout: Layout, sums: Array) -> Rows | None:
+    """Return the judged rows of alike pairs, from sums of element rows [2, pairs, *lead]; None for fewer than two."""
+    count = math.prod(layout.lead[dim] for dim in layout.kept)
+    if not layout.kept or count < 2:
+        return None
+    others = tuple(dim + 2 for dim in range(len(layout.lead)) if dim not in layout.kept)
+    width = layout.row * math.prod(layout.lead) // count
+    return Rows(np.sqrt(sums.sum(others)).reshape(2, -1, count), width)
+
+
+def splits_of(layout: Layout, sums: Array) -> list[dict[str, tuple[float, ...]]]:
+    """Return the errors along each axis, by pair, from squared errors and sizes [2, pairs, *lead]."""
+    columns = []
+    for _, dim in layout.splits:
+        errors, sizes = sums.sum(tuple(i + 2 for i in range(len(layout.lead)) if i != dim))
+        with np.errstate(all="ignore"):
+            columns.append(map(tuple, np.where(errors == 0, 0.0, np.sqrt(errors) / np.sqrt(sizes)).tolist()))
+    names = [name for name, _ in layout.splits]
+    if not names:
+        return [{}] * sums.shape[1]
+    return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
+
+
+@lru_cache
+def layout_of(shape: torch.Size, axes: tuple[str, ...]) -> Layout:
+    """Return how a shape with these axes is split."""
+    splits = tuple(split_axes(axes))
+    behind = max((dim for _, dim in splits), default=-1) + 1
+    return Layout(tuple(shape[:behind]), math.prod(shape[behind:]), splits, row_dimensions(axes))
+
+
+@lru_cache
+def rules_of(
+    actual: torch.dtype, expected: torch.dtype, rtol: float | None, atol: float | None, equal_nan: bool
+) -> Rules:
+    """Fill in the tolerances that were not given."""
+    coarse = coarser(actual, expected)
+    default = tolerance(coarse)
+    own = default[0] if rtol is None else rtol, default[1] if atol is None else atol
+    return Rules(*own, equal_nan, spacing(coarse), False)

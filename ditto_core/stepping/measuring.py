@@ -1,0 +1,198 @@
+"""Measures the pairs of a step: small ones together at its end, each large one at once, so that it can be dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ditto_core.compare.masks import as_masks, may_hide
+from ditto_core.compare.metrics import ShapeMismatch
+from ditto_core.compare.packed import Found, Pair, gains, measure_all
+from ditto_core.compare.requested import measure_requested
+from ditto_core.compare.result import SiteResult
+from ditto_core.compare.row import RowError
+from ditto_core.compare.rows import SMALL, worst_row
+from ditto_core.compare.tolerance import EPSILON, INTEGERS, TABLE, Tolerance
+from ditto_core.compare.ulp import coarser
+from ditto_core.compare.verdict import UNJUDGED
+from ditto_core.sites import Tap
+from ditto_core.stepping.floor import Noise
+from ditto_core.stepping.measured import Elementwise, Measured
+
+HELD = 1 << 25
+"""Elements of small pairs that are held before they are measured: 128 MiB of a float32 reference."""
+
+
+class StepPair(NamedTuple):
+    """One tensor of a step on both sides.
+
+    ``noisy``: the reference's in the engine's dtype; ``first``: that of a run of the reference which the second has to
+    repeat. ``valid``: the elements that count; ``names``: what a rule may call the tensor; ``final``: an output.
+    """
+
+    order: int
+    tap: Tap
+    actual: torch.Tensor
+    expected: torch.Tensor
+    noisy: torch.Tensor | None
+    first: torch.Tensor | None
+    valid: torch.Tensor | None
+    names: tuple[str, ...]
+    final: bool
+
+
+class Measuring:
+    """Measures the pairs of a step, in the order in which they come, into ``found``.
+
+    ``dtype`` is the engine's; ``usual``: what counts as a mismatched element where no rule says so.
+    """
+
+    def __init__(self, step: int, found: Measured, tolerance: Tolerance, dtype: str, usual: Elementwise) -> None:
+        self._step = step
+        self._found = found
+        self._tolerance = tolerance
+        self._dtype = dtype
+        self._usual = usual
+        self._waiting: list[StepPair | SiteResult | None] = []
+        self._held = 0
+
+    def add(self, pair: StepPair, *, borrowed: bool = False) -> None:
+        """Take a pair. Of one that waits a ``borrowed`` reference is copied, for its model may overwrite it."""
+        if not gains(pair.actual, pair.expected):
+            self._waiting += self._results([pair])
+            return
+        self._waiting.append(pair._replace(expected=pair.expected.clone()) if borrowed else pair)
+        self._held += pair.expected.numel()
+        if self._held > HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Measure what waits."""
+        waiting, self._waiting, self._held = self._waiting, [], 0
+        results = iter(self._results([each for each in waiting if isinstance(each, StepPair)]))
+        done = (next(results) if isinstance(each, StepPair) else each for each in waiting)
+        self._found.results += [each for each in done if each is not None]
+
+    def _results(self, pairs: Sequence[StepPair]) -> list[SiteResult | None]:
+        """Measure pairs, each with its noise; None for one whose sides are of two shapes: it is missing."""
+        asked = [list(self._asked(pair)) for pair in pairs]
+        found = iter(measure_all([each for part in asked for each in part]))
+        return [self._result(pair, part, [next(found) for _ in part]) for pair, part in zip(pairs, asked, strict=True)]
+
+    def _asked(self, pair: StepPair) -> Iterator[Pair]:
+        """Yield what is measured for a tensor: both sides, the noise, and the reference against itself."""
+        plain = Pair(pair.actual, pair.expected, pair.tap.axes, pair.valid)
+        yield self._with_bounds(pair, plain)
+        if pair.noisy is None:
+            return
+        yield self._with_bounds(pair, plain._replace(actual=pair.noisy))
+        if pair.first is not None:
+            # The engine may have the last token's logits only.
+            first = pair.first[:, -pair.expected.shape[1] :] if pair.first.dim() == 3 else pair.first
+            yield plain._replace(actual=first, equal_nan=True)
+
+    def _with_bounds(self, pair: StepPair, asked: Pair) -> Pair:
+        """Add the tolerances of the elements: a rule's, none of integers, the usual ones."""
+        rtol, atol = self._tolerance.elementwise(pair.names, self._step)
+        usual = self._usual
+        if self._own_dtype(pair, asked) in INTEGERS:
+            usual = Elementwise(0.0, 0.0, usual.equal_nan)
+        bounds = usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol
+        return Pair(*asked[:4], *bounds, usual.equal_nan)
+
+    def _result(
+        self, pair: StepPair, asked: Sequence[Pair], found: Sequence[Found | ShapeMismatch]
+    ) -> SiteResult | None:
+        """Return what was found of a tensor, and keep its floor."""
+        seen = []
+        for each, measured in zip(asked, found, strict=True):
+            if isinstance(measured, ShapeMismatch):
+                self._found.missing.setdefault(pair.tap.site, str(measured))
+                return None
+            seen.append((each, measured))
+        own, metrics = self._as_masks(pair, *seen[0])
+        if rules := self._tolerance.requests((*pair.names, pair.tap.value), self._step):
+            requested = measure_requested(rules, metrics.metrics, own.actual, own.expected, pair.valid)
+            metrics.metrics = replace(metrics.metrics, requested=requested)
+        if len(seen) > 1:
+            self._found.floor.setdefault(pair.tap.site, {})[self._step] = self._noise(pair, seen[1], seen[2:])
+        floors = self._found.floor.get(pair.tap.site) or self._found.floor.get(pair.tap.value, {})
+        known = floors.get(self._step)
+        return SiteResult(
+            self._step,
+            pair.tap.site,
+            pair.order,
+            metrics.metrics,
+            UNJUDGED,
+            None if known is None else known.rel_l2,
+            final=pair.final,
+            dtype=self._own_dtype(pair, own),
+            row=row_of(own, metrics, known) if metrics.metrics.rel_l2 else None,
+            element=None if known is None else known.max_abs,
+        )
+
+    def _as_masks(self, pair: StepPair, asked: Pair, found: Found) -> tuple[Pair, Found]:
+        """Measure what two attention masks hide, and scores without what a mask hides, instead of their numbers."""
+        if not may_hide(asked.expected, found.metrics):
+            return asked, found
+        actual, expected = as_masks(asked.actual, asked.expected)
+        if expected is asked.expected:
+            return asked, found
+        again = self._with_bounds(pair, asked._replace(actual=actual, expected=expected))
+        (measured,) = measure_all([again])
+        return again, measured if isinstance(measured, Found) else found
+
+    def _noise(self, pair: StepPair, noisy: tuple[Pair, Found], twice: Sequence[tuple[Pair, Found]]) -> Noise:
+        """Return the reference's own error; NaN where it is random, which its first two runs show."""
+        for asked, found in twice:
+            if not found.metrics.rel_l2 <= TABLE.get(name_of(asked.expected.dtype), 0.0):
+                self._found.random.add(pair.tap.site)
+        if pair.tap.site in self._found.random:
+            return Noise(math.nan)
+        own, seen = self._as_masks(pair, *noisy)
+        if self._own_dtype(pair, own) in INTEGERS:
+            return Noise(seen.metrics.mismatch_ratio)
+        rows = seen.row_errors()
+        # Three digits, so that a floor read from its file gives the same verdict.
+        digits = () if rows is None else tuple(float(f"{error:.2e}") for error in rows.tolist())
+        return Noise(seen.metrics.rel_l2, seen.metrics.max_abs, digits)
+
+    def _own_dtype(self, pair: StepPair, asked: Pair) -> str:
+        """Return the dtype whose bounds are a tensor's own: integers', and any where the engine's is not known.
+
+        A reference that was recorded in a coarser dtype than the engine's has its own rounding.
+        """
+        if pair.tap.dtype in INTEGERS:  # a dump may hold ids as floats
+            return pair.tap.dtype
+        kind = name_of(judged_dtype(asked.actual.dtype, asked.expected.dtype))
+        recorded = EPSILON.get(name_of(pair.expected.dtype), 0.0) > EPSILON.get(self._dtype, math.inf)
+        return kind if kind in INTEGERS or recorded or not self._dtype else ""
+
+
+def row_of(pair: Pair, found: Found, noise: Noise | None) -> RowError | None:
+    """Return the row furthest beyond its floor; without floors small rows are measured against the usual row."""
+    floors = np.array(noise.rows) if noise and noise.rows else None
+    errors = found.row_errors(1.0 if floors is None else SMALL)
+    if errors is None or (floors is not None and len(floors) != len(errors)):
+        return None
+    return worst_row(errors, floors, pair.expected.shape, pair.axes)
+
+
+def judged_dtype(actual: torch.dtype, expected: torch.dtype) -> torch.dtype:
+    """Return the coarser dtype, or that of the side with integers: ids are ids though the other tool wrote them as
+    floats. An 8-bit integer beside a float is a quantized number, and no id.
+    """
+    for one, other in ((actual, expected), (expected, actual)):
+        if name_of(one) in INTEGERS and one.itemsize > 1 and other.is_floating_point:
+            return one
+    return coarser(actual, expected)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return torch's name of a dtype without its prefix."""
+    return str(dtype).removeprefix("torch.")

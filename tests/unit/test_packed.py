@@ -1,0 +1,63 @@
+"""Many pairs measured at once give what each gives alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ditto_core.compare import packed
+from ditto_core.compare.metrics import ShapeMismatch
+from ditto_core.compare.packed import Pair, measure_all
+from tests.unit.packed_pairs import ROWS, check, healthy, noisy, odd
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture
+def matrices(monkeypatch):
+    """The numbers of pairs that were measured as a matrix."""
+    seen, real = [], packed.on_cpu
+    monkeypatch.setattr(packed, "on_cpu", lambda sides, *rest: (seen.append(len(sides[0])), real(sides, *rest))[1])
+    return seen
+
+
+@pytest.mark.parametrize("first", DTYPES)
+@pytest.mark.parametrize("second", DTYPES)
+def test_every_metric_and_row_is_that_of_the_pair_alone(first, second, matrices):
+    check(healthy(first, second))
+    assert sum(matrices) == 28
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_ties_and_numbers_that_are_not_finite(dtype, matrices):
+    check(odd(dtype, dtype))
+    assert sum(matrices) == 24
+
+
+def test_integers_empty_complex_and_wide_pairs_are_measured_alone(matrices):
+    ids = torch.arange(12).view(3, 4)
+    empty = torch.zeros(0, 4)
+    wide = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kinds = (ids, ids > 3, empty, wide, torch.complex(wide, wide))
+    check([Pair(each, each.clone(), ("batch", "")) for each in kinds for _ in range(4)])
+    assert not matrices
+
+
+def test_two_shapes_are_an_error_of_their_pair_alone():
+    pairs = [noisy((2, 3, 4), ROWS, torch.float32, torch.float32, seed) for seed in range(4)]
+    pairs[1] = pairs[1]._replace(actual=torch.zeros(2, 3, 5))
+    found = measure_all(pairs)
+    assert isinstance(found[1], ShapeMismatch)
+    assert str(found[1]) == "shapes differ: actual [2, 3, 5], expected [2, 3, 4]"
+    check([pairs[0], *pairs[2:]])
+
+
+def test_more_pairs_than_a_matrix_holds(monkeypatch, matrices):
+    monkeypatch.setattr(packed, "CPU_MATRIX", 100)
+    check([noisy((2, 3, 4), ROWS, torch.float32, torch.float32, seed) for seed in range(9)])
+    assert matrices == [4, 4, 1]
+
+
+def test_strided_pairs():
+    pairs = [noisy((4, 3, 40), ROWS, torch.float32, torch.bfloat16, seed) for seed in range(3)]
+    check([Pair(p.actual.transpose(0, 2), p.expected.transpose(0, 2), ("", "length", "batch")) for p in pairs])

@@ -1,7 +1,7 @@
 """Put the model's tensor into faulty engines, at the blamed site and at its neighbours upstream: what heals?
 
 ``python benchmarks/replacing.py --cache DIR [--cases NAME …] > table.md``: each fault of ``tests/faults/cases.py`` in a
-real ONNX Runtime engine of three steps; the table of ``benchmarks/localize.md``.
+real ONNX Runtime engine of two steps; the table of ``benchmarks/localize.md``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import DittoError
+from ditto_core.graphs.graph import Graph
 from ditto_core.localize import EVERYTHING
 from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
@@ -55,15 +56,9 @@ def row(workspace: Workspace, case: Any) -> tuple[float | None, str]:
     pair = Pair(workspace, spec, PairOptions(observer=False))
     head = f"| {case.name} | {case.site}"
     try:
-        found = pair.generate(case.prompts or ALONE, max_new_tokens=3, localize=True).localization
-        assert found is not None
+        pair.generate(case.prompts or ALONE, max_new_tokens=2)
         here = pair.replace(case.site, *case.also)
-        upstream = next((item.inputs for item in found.blamed if item.site == case.site), ())
-        rest = ", ".join(neighbours(pair, [site for site in upstream if site not in (case.site, *case.also)]))
-        line = (
-            f"{head} | {here.before:.1e} | {here.after:.1e} | {percent(here.healed)} | {rest or 'nothing upstream'} |"
-        )
-        return here.healed, line
+        rest = ", ".join(f"{percent(pair.replace(site).healed)} ({site})" for site in upstream(pair, case)[-2:])
     except DittoError as error:
         return None, f"{head} | {error} | | | |"
     else:
@@ -73,14 +68,12 @@ def row(workspace: Workspace, case: Any) -> tuple[float | None, str]:
         pair.close()
 
 
-def neighbours(pair: Pair, sites: Sequence[str]) -> Iterator[str]:
-    """Yield what heals at each site upstream that can be replaced: graph inputs and the cache cannot."""
-    for site in sites:
-        if pair.sessions.export.provenance.find(site) is not None:
-            try:
-                yield percent(pair.replace(site).healed)
-            except DittoError as error:
-                yield str(error)
+def upstream(pair: Pair, case: Any) -> Sequence[str]:
+    """Return the sites that the blamed one is computed from; what the graph takes from outside cannot be replaced."""
+    sites = {tap.value: tap.site for tap in pair.engine.taps}
+    value = next(value for value, site in sites.items() if site == case.site)
+    inputs = Graph.read(pair.sessions.export.graph_path()).segment(value, set(sites)).inputs
+    return [sites[name] for name in inputs if name in sites and sites[name] not in (case.site, *case.also)]
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class Replaced:
 
 def percent(share: float) -> str:
     """Write a share as a percentage that is never rounded up to 100."""
-    return f"{math.floor(share * 1e4) / 1e2:g} %"
+    return f"{math.trunc(share * 1e4) / 1e2:g} %"
 
 
 class WithModel:

@@ -7,6 +7,7 @@ import torch
 from ditto_core.causes.base import Evidence
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import slope
+from ditto_core.causes.naming import role_of
 from ditto_core.compare.blame import Cause
 
 NARROWER = {
@@ -74,7 +75,7 @@ def saturated(evidence: Evidence) -> Cause | None:
     if not torch.isfinite(actual).all() or not len(actual):
         return None
     low, high = float(actual.min()), float(actual.max())
-    if low == high:
+    if low == high or evidence.mask:
         return None
     room = evidence.blame.bound * max(abs(low), abs(high))
     cut_high, cut_low = int((expected > high + room).sum()), int((expected < low - room).sum())
@@ -122,7 +123,9 @@ def cast_to(evidence: Evidence, dtype: torch.dtype) -> str:
 
 
 def constant_factor(evidence: Evidence) -> Cause | None:
-    """One factor on everything."""
+    """One factor on everything; what a norm, a rotary table or scores are made of says more."""
+    if role_of(evidence.site, evidence.root):
+        return None
     factor = slope(evidence.chosen(evidence.actual), evidence.chosen(evidence.expected))
     candidate = evidence.expected * factor
     if not factor or abs(factor - 1) < 1e-9 or not evidence.explains(candidate):
@@ -133,7 +136,9 @@ def constant_factor(evidence: Evidence) -> Cause | None:
 
 
 def all_zero(evidence: Evidence) -> Cause | None:
-    """Nothing comes out."""
+    """Nothing comes out. A mask of zeros shows every key."""
+    if evidence.mask:
+        return None
     if evidence.chosen(evidence.actual).any() or not evidence.chosen(evidence.expected).any():
         return None
     return evidence.cause("all zero", 0.8, ["the engine's tensor is zero everywhere"], "check the operator's inputs")

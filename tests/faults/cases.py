@@ -73,7 +73,7 @@ ROTATIONS = [
     Case("rope base near", rope.frequencies(unscaled(10005.0)), TABLE, "RoPE base", "rope.frequencies", also=SINE),
     Case("rope table half", graph.through(TABLE, graph.HALF), TABLE, "narrow cast", "generic.narrow_format"),
     Case("rope low half", rope.frequencies(low_halved), TABLE, "RoPE scaling differs", "rope.frequencies", also=SINE),
-    Case("rope amplitude", rope.amplified(1.1), TABLE, "RoPE amplitude", "rope.amplitude", also=SINE),
+    Case("rope amplitude", rope.amplified(1.1), TABLE, "RoPE amplitude", "mutants.constants", also=SINE),
     Case(
         "rope counts padding",
         rope.positions_from_zero(),
@@ -84,36 +84,34 @@ ROTATIONS = [
         also=SINE,
     ),
     Case("rope from one", ids.positions_shifted(1), TABLE, "positions shifted", "rope.shifted", also=SINE),
-    Case("rope tables", rope.tables_exchanged(), TABLE, "RoPE direction", "rope.exchanged", also=SINE),
+    Case("rope tables", rope.tables_exchanged(), TABLE, "RoPE direction", "mutants.operations", also=SINE),
     Case("rope ends", ids.positions_changed("Min", 6), TABLE, "positions bounded", "rope.shifted", also=SINE),
     Case("rope far", ids.positions_shifted(5), TABLE, "positions shifted", "rope.shifted", also=SINE),
     Case("rope cast", rope.frequencies(half), TABLE, "narrow cast", "rope.frequencies", also=SINE),
-    Case("no rope", rope.missing(Q_ROPE), Q_ROPE, "RoPE missing", "rope.rotation"),
-    Case("rope backwards", rope.backwards(Q_ROPE), Q_ROPE, "RoPE direction", "rope.rotation"),
-    Case("sine for cosine", rope.exchanged(Q_ROPE), Q_ROPE, "RoPE direction", "rope.rotation"),
-    Case("half a rotation", rope.half(Q_ROPE), Q_ROPE, "RoPE half", "rope.rotation"),
-    Case("pairs", rope.interleaved(Q_ROPE, 16), Q_ROPE, "RoPE interleaved", "rope.rotation"),
-    Case("pairs grouped", rope.interleaved(Q_ROPE, 16, grouped=True), Q_ROPE, "RoPE interleaved", "rope.rotation"),
-    Case("query heads", graph.reordered_heads(Q_ROPE, [1, 0, 3, 2]), Q_ROPE, "head order", "rope.head_order"),
+    Case("no rope", rope.missing(Q_ROPE), Q_ROPE, "RoPE missing", "mutants.tensors"),
+    Case("rope backwards", rope.backwards(Q_ROPE), Q_ROPE, "RoPE direction", "mutants.operations"),
+    Case("sine for cosine", rope.exchanged(Q_ROPE), Q_ROPE, "RoPE direction", "mutants.tensors"),
+    Case("half a rotation", rope.half(Q_ROPE), Q_ROPE, "RoPE half", "mutants.operations"),
+    Case("pairs", rope.interleaved(Q_ROPE, 16), Q_ROPE, "RoPE interleaved", "mutants.layouts"),
+    Case("pairs grouped", rope.interleaved(Q_ROPE, 16, grouped=True), Q_ROPE, "RoPE interleaved", "mutants.layouts"),
+    Case("query heads", graph.reordered_heads(Q_ROPE, [1, 0, 3, 2]), Q_ROPE, "head order", "mutants.layouts"),
 ]
 
 ATTENTIONS = [
-    Case("key heads", graph.tiled_heads(PROBS, [0, 2, 1, 3]), PROBS, "head grouping", "attention.key_grouping"),
-    Case("value heads", graph.tiled_heads(CONTEXT, [0, 2, 1, 3]), CONTEXT, "head grouping", "attention.value_grouping"),
+    Case("key heads", graph.tiled_heads(PROBS, [0, 2, 1, 3]), PROBS, "head grouping", "mutants.layouts"),
+    Case("value heads", graph.tiled_heads(CONTEXT, [0, 2, 1, 3]), CONTEXT, "head grouping", "mutants.layouts"),
     Case(
         "attention scale",
         graph.constant_changed(PROBS, "Mul", lambda s: s * 4),
         PROBS,
         "attention scale",
-        "attention.scale",
+        "mutants.operations",
     ),
-    Case("softcap", graph.without_softcap(PROBS), PROBS, "softcap missing", "attention.cap_missing", "gemma2"),
-    Case(
-        "other softcap", graph.softcap_changed(PROBS, 30.0), PROBS, "softcap differs", "attention.other_cap", "gemma2"
-    ),
-    Case("capped", graph.capped(PROBS, 5.0), PROBS, "softcap differs", "attention.other_cap"),
+    Case("softcap", graph.without_softcap(PROBS), PROBS, "softcap missing", "mutants.operations", "gemma2"),
+    Case("other softcap", graph.softcap_changed(PROBS, 30.0), PROBS, "softcap differs", "mutants.constants", "gemma2"),
+    Case("capped", graph.capped(PROBS, 5.0), PROBS, "softcap differs", "mutants.fits"),
     Case("no probabilities", graph.scaled(PROBS, 0), PROBS, "all zero", "generic.all_zero"),
-    Case("probabilities", graph.scaled(PROBS, 0.9), PROBS, "softmax not normalized", "attention.not_normalized"),
+    Case("probabilities", graph.scaled(PROBS, 0.9), PROBS, "softmax not normalized", "mutants.fits"),
     Case(
         "mask twice",
         mask.added_twice("model.layers.0.self_attn:probs"),
@@ -122,37 +120,37 @@ ATTENTIONS = [
         "attention.masked_row",
         prompts=PADDED,
     ),
-    Case("anchor", mask.anchored_top_left(), MASK, "mask anchor", "mask.anchor", step=1),
-    Case("future", mask.sees_ahead(), MASK, "mask off by one", "mask.off_by_one"),
-    Case("self", mask.without_self(), MASK, "mask off by one", "mask.off_by_one"),
-    Case("blind", mask.blinds_first(3), MASK, "fully masked row", "mask.blind_rows"),
-    Case("far ahead", mask.sees_ahead(2), MASK, "mask shifted", "mask.off_by_one"),
-    Case("far behind", mask.sees_ahead(-3), MASK, "mask shifted", "mask.off_by_one"),
-    Case("mask inverted", graph.scaled(MASK, -1), MASK, "mask inverted", "mask.inverted"),
-    Case("padding inverted", mask.padding_inverted(), MASK, "mask inverted", "mask.inverted", prompts=PADDED),
-    Case("padding of row", mask.padding_of_rows([1, 0]), MASK, "rows displaced", "mask.other_rows", prompts=PADDED),
+    Case("anchor", mask.anchored_top_left(), MASK, "mask anchor", "mutants.masks", step=1),
+    Case("future", mask.sees_ahead(), MASK, "mask off by one", "mutants.masks"),
+    Case("self", mask.without_self(), MASK, "mask off by one", "mutants.masks"),
+    Case("blind", mask.blinds_first(3), MASK, "fully masked row", "mutants.masks"),
+    Case("far ahead", mask.sees_ahead(2), MASK, "mask shifted", "mutants.masks"),
+    Case("far behind", mask.sees_ahead(-3), MASK, "mask shifted", "mutants.masks"),
+    Case("mask inverted", graph.scaled(MASK, -1), MASK, "mask inverted", "mutants.masks"),
+    Case("padding inverted", mask.padding_inverted(), MASK, "mask inverted", "mutants.masks", prompts=PADDED),
+    Case("padding of row", mask.padding_of_rows([1, 0]), MASK, "rows displaced", "mutants.masks", prompts=PADDED),
     Case(
         "softmax off by one",
         graph.one_more_in_softmax(PROBS),
         PROBS,
         "softmax not normalized",
-        "attention.not_normalized",
+        "mutants.operations",
     ),
-    Case("acausal", mask.sees_ahead(1000), MASK, "causal mask missing", "mask.not_causal"),
-    Case("no mask", graph.scaled(MASK, 0), MASK, "causal mask missing", "mask.not_causal", prompts=PADDED),
+    Case("acausal", mask.sees_ahead(1000), MASK, "causal mask missing", "mutants.masks"),
+    Case("no mask", graph.scaled(MASK, 0), MASK, "causal mask missing", "mutants.masks", prompts=PADDED),
     Case(
         "scores overflow", graph.scaled(PROBS, NAN), PROBS, "not finite", "generic.not_finite", "far_apart", "float16"
     ),
-    Case("padding seen", mask.ignores_padding(), MASK, "padding not masked", "mask.padding", prompts=PADDED),
+    Case("padding seen", mask.ignores_padding(), MASK, "padding not masked", "mutants.masks", prompts=PADDED),
     Case(
         "no window",
         mask.window(lambda w: np.sign(w) * 10000),
         MASK,
         "sliding window ignored",
-        "mask.window",
+        "mutants.settings",
         "mistral",
     ),
-    Case("short window", mask.window(lambda w: w - 3), MASK, "sliding window size", "mask.window", "mistral"),
+    Case("short window", mask.window(lambda w: w - 3), MASK, "sliding window size", "mutants.masks", "mistral"),
 ]
 
 CACHES = [
@@ -195,7 +193,6 @@ CACHES = [
     Case("new scale", cache.new_scaled(1, "value", 0.99), V_STATES, "KV cache scale", "cache.new_scaled"),
 ]
 
-ACTIVATION = "activation.activation"
 INNER = f"{MLP}.down_proj:in"
 ANYWHERE = [
     Case("residual", graph.operand_alone(LAYER, 1), LAYER, "residual missing", "generic.residual"),
@@ -211,7 +208,7 @@ ANYWHERE = [
     Case("batch rows", graph.rolled(INNER, 0), INNER, "rows displaced", "generic.displaced", prompts=TWO),
     Case("negated", graph.scaled(INNER, -1), INNER, "sign", "generic.constant_factor"),
     Case("factor", graph.scaled(INNER, 1.01), INNER, "constant factor", "generic.constant_factor"),
-    Case("probabilities negated", graph.scaled(PROBS, -1), PROBS, "softmax not normalized", "attention.not_normalized"),
+    Case("probabilities negated", graph.scaled(PROBS, -1), PROBS, "softmax not normalized", "mutants.operations"),
     Case("residual poison", graph.scaled(LAYER, NAN), LAYER, "not finite", "generic.not_finite"),
     Case("cosine poison", graph.scaled(TABLE, NAN), TABLE, "not finite", "generic.not_finite"),
     Case("nothing", graph.scaled(INNER, 0), INNER, "all zero", "generic.all_zero"),
@@ -221,14 +218,14 @@ ANYWHERE = [
         graph.replaced(f"{MLP}.act_fn", "Gelu", approximate="tanh"),
         f"{MLP}.act_fn",
         "activation kind",
-        ACTIVATION,
+        "mutants.operations",
     ),
     Case(
         "erf",
         graph.gelu(f"{GPT}.mlp.act", "none"),
         f"{GPT}.mlp.act",
         "activation kind",
-        "activation.activation",
+        "mutants.operations",
         "gpt2",
     ),
 ]
@@ -243,7 +240,9 @@ def by_code(name, fault, site, kind, family, **fields):
 
 
 CODE = [
-    by_code("mask too weak", graph.floored(MASK, -5.0), BOTH[0], "other constant", "masks", also=BOTH),
+    by_code("mask too weak", graph.floored(MASK, -5.0), MASK, "other constant", "masks"),
+    by_code("mask of -1", graph.floored(MASK, -1.0), MASK, "other constant", "masks", prompts=PADDED),
+    by_code("mask of -10", graph.floored(MASK, -10.0), MASK, "other constant", "masks", model="mistral"),
     by_code("leaky relu", graph.replaced(ACT, "LeakyRelu", alpha=0.001), ACT, "activation kind", "fits"),
     by_code("swish of 1.7", graph.gate_scaled(ACT, 1.7), ACT, "activation kind", "fits"),
     by_code("inputs permuted", weights.inputs_rolled(UP), UP, "other layout", "layouts"),

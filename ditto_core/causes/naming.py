@@ -51,6 +51,7 @@ SPECIFIC: tuple[tuple[str, str, str, str, Kind], ...] = (
     ("rotated", "operations", "add tensor", "operation missing", "RoPE half"),
     ("rotated", "layouts", "* along -3", "other layout", "head order"),
     ("rotated", "layouts", "* along -1", "other layout", "RoPE interleaved"),
+    ("", "operations", "mul tensor", "operation missing", "operand ignored"),
     ("table", "operations", "cos", "operation differs", "RoPE direction"),
     ("table", "operations", "sin", "operation differs", "RoPE direction"),
     ("table", "*", "mul number", "other constant", "RoPE amplitude"),

@@ -67,7 +67,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "stepping/ties.py": ("test_odd_kinds.py",),
     "causes/base.py": ("test_cause_rules.py",),
     "causes/cache.py": ("test_cause_rules.py",),
-    "causes/norm.py::epsilon": ("test_cause_rules.py",),
     "gates/verdict.py": GATES,
     "gates/limits.py": GATES,
     "gates/bootstrap.py": GATES,

@@ -48,6 +48,10 @@ class OpenVinoBackend:
         (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
         return BuildReport(request.taps)
 
+    def graph_file(self, directory: Path) -> Path:
+        """Return the file that OpenVINO compiles."""
+        return directory / ENGINE_FILE
+
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> OpenVinoSession:
         """Compile the engine. Raises :class:`BuildError` when OpenVINO refuses the graph."""
         return OpenVinoSession(spec, directory, taps)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ditto_core.causes import activation, attention, cache, embedding, generic, linear, mask, norm, rope, runs
+from ditto_core.causes import attention, cache, embedding, generic, linear, norm, rope, runs
 from ditto_core.causes.base import Evidence, Rule, attempt, name_of
 from ditto_core.causes.kinds import KINDS, Kind
 from ditto_core.causes.mutants import NAMES
@@ -20,11 +20,9 @@ FAMILIES: tuple[Rule, ...] = (
     embedding.embedding,
     linear.linear,
     norm.norm,
-    activation.activation,
     rope.rope,
     cache.cache,
-    mask.mask,
-    attention.attention,
+    *attention.RULES,
     *generic.RULES,
 )
 """Applied at each blamed site; a family ignores the sites that it does not cover."""
@@ -33,14 +31,10 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *embedding.RULES,
     *linear.RULES,
     *norm.RULES,
-    activation.activation,
-    *rope.TABLE_RULES,
-    *rope.ROTATION_RULES,
+    *rope.RULES,
     *cache.PAST_RULES,
     *cache.NEW_RULES,
-    *mask.RULES,
-    *attention.PROBS_RULES,
-    *attention.CONTEXT_RULES,
+    *attention.RULES,
     *generic.RULES,
     *runs.ONE_RUN,
     *runs.TWO_RUNS,

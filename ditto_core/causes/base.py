@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.blame import Blame, Cause
+from ditto_core.compare.masks import NOTHING
 from ditto_core.errors import first_line
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ class Evidence:
     def site(self) -> str:
         """The blamed site."""
         return self.blame.site
+
+    @property
+    def mask(self) -> bool:
+        """Tell whether the site is an additive mask that hides something: no rule is about its numbers."""
+        return self.expected.ndim == 4 and bool((self.expected < NOTHING).any())
 
     @property
     def port(self) -> str:

@@ -6,7 +6,6 @@ import torch
 
 from ditto_core.causes.base import Evidence, first_cause
 from ditto_core.causes.generic import NARROWER
-from ditto_core.causes.heads import states
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import slope
 from ditto_core.compare.blame import Cause
@@ -191,6 +190,23 @@ def new_scaled(evidence: Evidence) -> Cause | None:
         return None
     line = f"new values = {factor:.6g} x those of the projection"
     return evidence.cause("KV cache scale", 0.95, [line], "check the scale of the KV cache (write and read must agree)")
+
+
+def states(evidence: Evidence) -> torch.Tensor | None:
+    """Return the engine's queries, keys or values of the new tokens before rotation, [batch, head, length, dim].
+
+    They are the output of the head's norm where the model has one, else of the projection.
+    """
+    base = evidence.site.partition(":")[0]
+    letter = evidence.port[0]
+    dim = evidence.actual.shape[-1]
+    normed = evidence.tensor(f"{base}.{letter}_norm")
+    if normed is not None and normed.ndim == 4:
+        return normed if normed.shape[1] == evidence.actual.shape[1] else normed.transpose(1, 2)
+    flat = evidence.tensor(f"{base}.{letter}_proj")
+    if flat is None or flat.ndim != 3 or flat.shape[-1] % dim:
+        return None
+    return flat.reshape(*flat.shape[:2], -1, dim).transpose(1, 2)
 
 
 PAST_RULES = (past_scaled, past_lost, past_cast, past_stale)

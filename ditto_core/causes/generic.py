@@ -7,6 +7,7 @@ import torch
 from ditto_core.causes.base import Evidence
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import slope
+from ditto_core.causes.naming import role_of
 from ditto_core.compare.blame import Cause
 
 NARROWER = {
@@ -38,23 +39,6 @@ def residual(evidence: Evidence) -> Cause | None:
     return evidence.cause(kind, evidence.confidence(candidate), lines, "compare the addition in the engine's graph")
 
 
-def factor_missing(evidence: Evidence) -> Cause | None:
-    """A product of two captured tensors in which one is left out."""
-    names = evidence.blame.inputs
-    terms = {name: evidence.tensor(name) for name in names}
-    both = [term for term in terms.values() if term is not None and term.shape == evidence.expected.shape]
-    if len(both) != 2 or not evidence.reproduces(both[0] * both[1]):
-        return None
-    for name, term in terms.items():
-        if len(names) == 2 and term is not None and evidence.explains(term):
-            other = next(n for n in names if n != name)
-            line = f"the output is {name} alone, {other} takes no part"
-            return evidence.cause(
-                "operand ignored", 0.97, [line], "compare the operator's inputs in the engine's graph"
-            )
-    return None
-
-
 def overflow(evidence: Evidence) -> Cause | None:
     """Values beyond the dtype's range."""
     largest = {"float16": 65504.0}.get(evidence.dtype)
@@ -74,7 +58,7 @@ def saturated(evidence: Evidence) -> Cause | None:
     if not torch.isfinite(actual).all() or not len(actual):
         return None
     low, high = float(actual.min()), float(actual.max())
-    if low == high:
+    if low == high or evidence.mask:
         return None
     room = evidence.blame.bound * max(abs(low), abs(high))
     cut_high, cut_low = int((expected > high + room).sum()), int((expected < low - room).sum())
@@ -122,7 +106,9 @@ def cast_to(evidence: Evidence, dtype: torch.dtype) -> str:
 
 
 def constant_factor(evidence: Evidence) -> Cause | None:
-    """One factor on everything."""
+    """One factor on everything; what a norm, a rotary table or scores are made of says more."""
+    if role_of(evidence.site, evidence.root):
+        return None
     factor = slope(evidence.chosen(evidence.actual), evidence.chosen(evidence.expected))
     candidate = evidence.expected * factor
     if not factor or abs(factor - 1) < 1e-9 or not evidence.explains(candidate):
@@ -133,7 +119,9 @@ def constant_factor(evidence: Evidence) -> Cause | None:
 
 
 def all_zero(evidence: Evidence) -> Cause | None:
-    """Nothing comes out."""
+    """Nothing comes out. A mask of zeros shows every key."""
+    if evidence.mask:
+        return None
     if evidence.chosen(evidence.actual).any() or not evidence.chosen(evidence.expected).any():
         return None
     return evidence.cause("all zero", 0.8, ["the engine's tensor is zero everywhere"], "check the operator's inputs")
@@ -161,4 +149,4 @@ def displaced(evidence: Evidence) -> Cause | None:
     return None
 
 
-RULES = (overflow, residual, factor_missing, saturated, narrow_format, displaced, constant_factor, all_zero, not_finite)
+RULES = (overflow, residual, saturated, narrow_format, displaced, constant_factor, all_zero, not_finite)

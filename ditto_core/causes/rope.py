@@ -1,4 +1,4 @@
-"""Rotary embedding: the frequencies, the positions and the form of the rotation that the engine uses."""
+"""Rotary embedding: the frequencies and the positions that the engine uses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from ditto_core.causes.base import Evidence, first_cause, parameter
-from ditto_core.causes.heads import broadcast_heads, states
-from ditto_core.causes.kinds import Kind
 from ditto_core.compare.blame import Cause
 
 FARTHEST = 64
@@ -23,12 +21,8 @@ BASES = (1e3, 1e4, 1e5, 5e5, 1e6, 1e7)
 
 
 def rope(evidence: Evidence) -> Cause | None:
-    """Explain cosines and sines, or rotated queries and keys; other sites are ignored."""
-    if is_table(evidence):
-        return first_cause(evidence, TABLE_RULES)
-    if evidence.port in ("q_rope", "k_rope"):
-        return first_cause(evidence, ROTATION_RULES)
-    return None
+    """Explain cosines and sines; other sites are ignored."""
+    return first_cause(evidence, RULES) if is_table(evidence) else None
 
 
 def is_table(evidence: Evidence) -> bool:
@@ -48,22 +42,6 @@ def tables(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:
     base = evidence.site.partition(":")[0]
     cos, sin = evidence.tensor(base), evidence.tensor(f"{base}:out.1")
     return None if cos is None or sin is None else (cos, sin)
-
-
-def amplitude(evidence: Evidence) -> Cause | None:
-    """cos^2 + sin^2 is another constant than the model's."""
-    found = tables(evidence)
-    if found is None:
-        return None
-    square = found[0].square() + found[1].square()
-    size = float(square.mean().sqrt())
-    own = float(getattr(evidence.module, "attention_scaling", 1.0) or 1.0)
-    if not math.isfinite(size) or float((square.sqrt() - size).abs().max()) > 1e-3 or abs(size / own - 1) < 1e-3:
-        return None
-    if not evidence.explains(evidence.expected * size / own):
-        return None
-    line = f"sqrt(cos^2 + sin^2) = {size:.4g} everywhere, the model's attention scaling is {own:.4g}"
-    return evidence.cause("RoPE amplitude", 0.95, [line], "check the attention factor of rope_scaling")
 
 
 def frequencies(evidence: Evidence) -> Cause | None:
@@ -174,18 +152,6 @@ def fit_base(frequency: torch.Tensor, exponents: torch.Tensor) -> float | None:
     return math.exp(-slope)
 
 
-def exchanged(evidence: Evidence) -> Cause | None:
-    """Cosine and sine are swapped."""
-    inverse, positions = parameter(evidence.module, own_name(evidence)), evidence.inputs.get("position_ids")
-    if inverse is None or positions is None or not evidence.reproduces(table(evidence, inverse)):
-        return None
-    other = table(evidence, inverse, sine=evidence.port != "out.1")
-    if not evidence.explains(other):
-        return None
-    step = "compare the order of cosine and sine on both sides"
-    return evidence.cause("RoPE direction", evidence.confidence(other), ["cosine and sine are exchanged"], step)
-
-
 def shifted(evidence: Evidence) -> Cause | None:
     """The right table at other positions."""
     found, positions = tables(evidence), evidence.inputs.get("position_ids")
@@ -234,61 +200,4 @@ def table(
     return (both.sin() if wanted else both.cos()) * scale
 
 
-def rotation(evidence: Evidence) -> Cause | None:
-    """The right table, applied in another way."""
-    x, found = states(evidence), used_tables(evidence)
-    if x is None or found is None:
-        return None
-    new = slice(evidence.actual.shape[2] - x.shape[2], None)
-    if not same_rotation(evidence, x, *found):
-        return None
-    for kind, candidate, text, step in rotations(x, *found):
-        whole = evidence.expected.clone()
-        whole[:, :, new] = candidate
-        if evidence.explains(whole):
-            return evidence.cause(kind, evidence.confidence(whole), [text], step)
-    return None
-
-
-def same_rotation(evidence: Evidence, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    """Tell whether the model rotates halves of whole heads, and from what was captured."""
-    whole, half = evidence.expected.clone(), x.shape[-1] // 2
-    if x.shape[-1] != cos.shape[-1]:
-        return False
-    whole[:, :, -x.shape[2] :] = x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
-    return evidence.reproduces(whole)
-
-
-def used_tables(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the cosine and sine that the attention module got, [batch, 1, length, dim]."""
-    base = evidence.site.partition(":")[0]
-    cos, sin = (evidence.tensor(f"{base}:in.position_embeddings.{i}") for i in (0, 1))
-    return None if cos is None or sin is None else (cos.unsqueeze(1), sin.unsqueeze(1))
-
-
-def rotations(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[tuple[Kind, torch.Tensor, str, str]]:
-    """Return other ways to rotate: kind, result, evidence, next step."""
-    step = "compare the rotation in the engine with apply_rotary_pos_emb"
-    half = x.shape[-1] // 2
-    even, odd = x[..., ::2], x[..., 1::2]
-    c, s = cos[..., :half], sin[..., :half]
-    pairs = torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2)
-    grouped = torch.cat([even * c - odd * s, odd * c + even * s], -1)
-    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-    return [
-        ("RoPE missing", x, "the states are not rotated at all", step),
-        ("RoPE interleaved", pairs, "neighbouring dimensions are rotated as pairs, the model rotates halves", step),
-        ("RoPE interleaved", grouped, "even and odd dimensions are paired, the model pairs halves", step),
-        ("RoPE direction", x * cos - turned * sin, "the rotation goes the other way (sine negated)", step),
-        ("RoPE direction", x * sin + turned * cos, "cosine and sine are exchanged", step),
-        ("RoPE half", x * cos, "the sine part of the rotation is missing", step),
-    ]
-
-
-def head_order(evidence: Evidence) -> Cause | None:
-    """Heads in another order."""
-    return broadcast_heads(evidence)
-
-
-TABLE_RULES = (amplitude, exchanged, shifted, frequencies)
-ROTATION_RULES = (rotation, head_order)
+RULES = (shifted, frequencies)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from ditto_core.causes.mutants import Edits, Model, Mutant, gloss, mutants
+from ditto_core.causes.naming import kind_of
 from ditto_core.causes.slices import Slice, rel_l2
 from ditto_core.compare.blame import Cause
+from ditto_core.compare.masks import hidden_share
 
 CLOSE = 0.5
 """Difference in price up to which two explanations compete."""
@@ -70,13 +72,13 @@ def search(slices: Sequence[Slice], model: Model, dtype: str, seconds: float) ->
     Mutants are judged at the first wrong step, and what explains it at all steps. ``dtype`` is the engine's.
     """
     first = next(part for part in slices if part.flagged)
-    end = time.monotonic() + seconds
+    end = time.thread_time() + seconds
     found: list[Found] = []
     tried = 0
     for mutant in sorted(mutants(first, model, dtype), key=lambda mutant: mutant.price):
         if found and mutant.price > found[0].price + CLOSE:
             break
-        if time.monotonic() > end:
+        if time.thread_time() > end:
             return Searched(tuple(found), tried, complete=False)
         tried += 1
         judged = judge(mutant, first, slices)
@@ -168,7 +170,8 @@ def effect(edits: Edits, part: Slice) -> torch.Tensor | None:
         out = part.run(edits)
     except Exception:  # noqa: BLE001 - what fails on random inputs is compared with nothing
         return None
-    return out.double() if bool(torch.isfinite(out).all()) else None
+    out = hidden_share(out) if part.mask else out.double()
+    return out if bool(torch.isfinite(out).all()) else None
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -181,7 +184,7 @@ def tells(part: Slice) -> bool:
     actual, expected = part.chosen(part.seen.actual), part.chosen(part.expected.double())
     finite = bool(torch.isfinite(actual).all()) and bool(torch.isfinite(expected).all())
     enough = len(actual) >= FEWEST and bool(actual.any()) and bool(expected.any())
-    return part.mask or (finite and enough)
+    return (finite and enough) or (part.mask and not bool(torch.isnan(actual).any()))
 
 
 def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds: float) -> tuple[Cause | None, str]:
@@ -190,16 +193,16 @@ def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds
     ``levels``: the site's slices, then those with more of the code upstream unfolded. Empty slices, which do not
     reproduce the model, explain nothing.
     """
-    end = time.monotonic() + seconds
+    end = time.thread_time() + seconds
     tried = 0
     for slices in levels:
         first = next((part for part in slices if part.flagged), None)
         if first is None or not tells(first):
             return None, ""
-        searched = search(slices, model, dtype, end - time.monotonic())
+        searched = search(slices, model, dtype, end - time.thread_time())
         tried += searched.tried
         if searched.found:
-            return named(distinct(searched.found, first), slices, tried)
+            return named(distinct(searched.found, first), slices, tried, model)
         if not searched.complete:
             return (
                 None,
@@ -208,7 +211,7 @@ def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds
     return None, ""
 
 
-def named(found: Sequence[Found], slices: Sequence[Slice], tried: int) -> tuple[Cause | None, str]:
+def named(found: Sequence[Found], slices: Sequence[Slice], tried: int, model: Model) -> tuple[Cause | None, str]:
     """Make a cause of what explains a site: one explanation, or several that this input cannot tell apart."""
     first, best = next(part for part in slices if part.flagged), found[0]
     site, steps = first.seen.site, ", ".join(str(part.seen.step) for part in slices)
@@ -226,4 +229,5 @@ def named(found: Sequence[Found], slices: Sequence[Slice], tried: int) -> tuple[
     rule = f"mutants.{best.mutant.family}"
     if len(families) > 1:
         step += "; a longer prompt, padding or more rows may tell the explanations apart"
-    return Cause(best.mutant.kind, site, confidence, tuple(evidence), step, rule=rule), ""
+    kind = kind_of(best.mutant, best.edits, first, model)
+    return Cause(kind, site, confidence, tuple(evidence), step, rule=rule), ""

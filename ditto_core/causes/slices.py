@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ditto_core.causes.tape import Node, Ref, Tape
-from ditto_core.compare.masks import is_mask
+from ditto_core.compare.masks import hidden_share, is_mask
 
 Values = list[Any]
 """Results by node."""
@@ -107,8 +107,10 @@ class Slice:
         if not isinstance(candidate, torch.Tensor) or candidate.shape != self.seen.actual.shape:
             return math.inf
         a, b = self.seen.actual, candidate.double()
-        if self.mask and bool((a <= 0).all()):
-            a, b = (a < 0).double(), (b < 0).double()
+        if self.mask:
+            if bool((b > 0).any()) and not bool((a > 0).any()):
+                return math.inf  # the same to a softmax, and another mask
+            a, b = hidden_share(a), hidden_share(b)
         return rel_l2(self.chosen(a), self.chosen(b))
 
     def chosen(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -6,18 +6,30 @@ import torch
 
 from ditto_core.compare._record import Metrics
 
+WEAK = 4.0
+"""What a mask leaves of hidden weights is rounding up to so many epsilons of its dtype, rel-L2: as much as a site may
+add, see :data:`ditto_core.localize.FACTORS`."""
+
+NOTHING = -1e4
+"""A row of a mask without a larger number shows nothing."""
+
+HALF = 0.5
+"""Share of its weight from which a key counts as hidden, where all keys lose nearly nothing or nearly all of theirs."""
+
 
 def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what two additive attention masks hide, as bool, for engines hide with other numbers than the reference.
 
-    One whose numbers are too weak shows in the attention's weights. Where the engine's tensor is no mask (NaN, a number
-    above 0) both come back as they are. In attention scores [batch, head, length, total] with a mask added, what both
-    sides hide is 0.
+    Where the engine's numbers are too weak to hide, both come back as the share of each weight that they hide, float64
+    from 0 to 1. Where the engine's tensor is no mask (NaN, a number above 0) both come back as they are. In attention
+    scores [batch, head, length, total] with a mask added, what both sides hide is 0.
     """
     if expected.ndim != 4 or not expected.is_floating_point() or expected.itemsize == 1 or not expected.numel():
         return actual, expected
     if is_mask(expected) and bool((actual <= 0).all()):
-        return actual < 0, expected < 0
+        left, right = hidden_share(actual), hidden_share(expected)
+        weak = (1 - left[(left > 0) & (left < 1)]).norm() > WEAK * torch.finfo(actual.dtype).eps * right.norm()
+        return (left, right) if bool(weak) else (left > HALF, right > HALF)
     if not bool(is_hidden(expected).any()) or actual.shape != expected.shape or not actual.is_floating_point():
         return actual, expected
     hidden = is_hidden(expected) & is_hidden(actual).to(expected.device)
@@ -30,6 +42,16 @@ def may_hide(expected: torch.Tensor, metrics: Metrics) -> bool:
         return False
     largest = metrics.max_expected
     return not largest or metrics.inf_expected > 0 or largest >= torch.finfo(expected.dtype).max / 2
+
+
+def hidden_share(mask: torch.Tensor) -> torch.Tensor:
+    """Return 1 - exp(mask) relative to the row's largest, float64: what each key loses of its weight in a softmax.
+
+    A row that shows nothing is 1.
+    """
+    numbers = mask.double()
+    top = numbers.amax(-1, keepdim=True)
+    return torch.where(top > NOTHING, -(numbers - top).expm1(), 1.0)
 
 
 def is_hidden(scores: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Which values of an ONNX graph are its outputs: taps are added to them, and an export's own are taken off."""
+"""Which values of an ONNX graph are its outputs and inputs: taps are added, an export's own outputs are taken off, and
+values that something else provides are read instead of computed."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ import onnx
 
 from ditto_core.errors import SelectorError, nearest
 from ditto_core.graphs.files import read_graph
+
+COMPUTED, GIVEN = "::computed", "::given"
+"""Suffixes of what a node computes where an input has taken its place, and of that input."""
 
 
 def add_outputs(model: onnx.ModelProto, values: Sequence[str]) -> None:
@@ -34,6 +38,31 @@ def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
     del result.graph.output[:]
     result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names))
     return result
+
+
+def take_as_inputs(model: onnx.ModelProto, values: Iterable[str]) -> dict[str, str]:
+    """Turn values that the graph computes into inputs of it: everything that reads one reads the input instead.
+
+    Returns the input's name by value. The value keeps its name behind an ``Identity``, since TensorRT refuses an input
+    that is an output too, and OpenVINO loses its name. Raises :class:`SelectorError` for a value that no node computes,
+    or whose type the file does not say.
+    """
+    graph = model.graph
+    producers = {name: node for node in graph.node for name in node.output if name}
+    declared = {v.name: v for v in (*graph.value_info, *graph.output) if v.type.tensor_type.elem_type}
+    names = {}
+    for value in dict.fromkeys(values):
+        if value not in producers or value not in declared:
+            raise SelectorError(
+                f"{value!r} cannot be given to the graph: no node computes it, or its type is not known"
+            )
+        outputs = producers[value].output
+        outputs[list(outputs).index(value)] = f"{value}{COMPUTED}"
+        names[value] = f"{value}{GIVEN}"
+        graph.input.append(declared[value])
+        graph.input[-1].name = names[value]
+        graph.node.insert(0, onnx.helper.make_node("Identity", [names[value]], [value], name=names[value]))
+    return names
 
 
 def finish_export(

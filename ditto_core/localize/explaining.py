@@ -14,7 +14,7 @@ from ditto_core.localize.recording import Recording
 from ditto_core.localize.settings import setting
 
 SECONDS = 10.0
-"""Time for a site."""
+"""Time for a site, of this thread's processor: a busy machine finds the same causes."""
 
 SMALL = 1 << 22
 """Parameters up to which the model is built anew for each field of its configuration."""

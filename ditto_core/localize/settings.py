@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ditto_core.causes.naming import kind_of_field
 from ditto_core.causes.slices import left
 from ditto_core.compare.blame import Cause
 from ditto_core.localize.local import Localizer, Valid, error
@@ -48,9 +49,9 @@ def setting(
     if found is None:
         return None
     path, own = found
-    end = time.monotonic() + seconds
+    end = time.thread_time() + seconds
     for tried, (name, value, other) in enumerate(sorted(choices(own.config), key=lambda c: c[0] not in code)):
-        if time.monotonic() > end:
+        if time.thread_time() > end:
             return None
         with suppress(Exception):  # many values fit no model
             whole = rebuilt(localizer.model.module, path, own, name, other)
@@ -75,7 +76,7 @@ def choices(config: Any) -> Iterator[tuple[str, Any, Any]]:
         if name.startswith("_") or any(part in name for part in LEFT_OUT):
             continue
         seen: list[Any] = [value]
-        for other in (*([default[name]] if name in default else []), *neighbours(name, value)):
+        for other in (*neighbours(name, value), *([default[name]] if name in default else [])):
             if other not in seen:
                 seen.append(other)
                 yield name, value, other
@@ -202,4 +203,4 @@ def named(results: Mapping[tuple[int, str], LocalResult], text: str, tried: int)
     first = min(flagged, key=lambda r: (r.step, r.order))
     lines = (text, f"the model with that gives every site of the engine; {tried} other values tried")
     step = "build the engine with this field of the configuration as the model has it"
-    return Cause("setting differs", first.site, 0.95, lines, step, rule="mutants.settings")
+    return Cause(kind_of_field(text), first.site, 0.95, lines, step, rule="mutants.settings")

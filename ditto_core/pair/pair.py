@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ditto_core.compare.blame import Localization
     from ditto_core.compare.comparison import Comparison
     from ditto_core.model.export import Export
+    from ditto_core.pair.replacing import Replaced
     from ditto_core.relations import InputRelations, Relation, Relations
     from ditto_core.repro.repro import Fed, Repro
     from ditto_core.session import Session
@@ -72,6 +74,7 @@ class Pair:
         self.reader: TapReader | None = None
         self.comparisons: list[Comparison] = []
         self._fed: Fed | None = None
+        self._ran: tuple[RunFn, Any, Comparison] | None = None
 
     def __repr__(self) -> str:
         return f"<Pair {self.spec.model.label} {self.spec.label} against {self.options.reference}>"
@@ -172,10 +175,12 @@ class Pair:
         The engine is built once more only when it does not show every site yet. ``fp32``: build it in float32, where
         faults show that hide below a narrow dtype's rounding. ``operators``: build once more with the inside of the
         first blamed site tapped, and name the operator. A model that is not a decoder takes its inputs by name, or None
-        for its examples. Returns the comparison; its ``localization`` is set. Raises
+        for its examples. A run of a few seconds is repeated with the model's tensors at the first blamed site, which
+        proves it and shows what else is wrong. Returns the comparison; its ``localization`` is set. Raises
         :class:`~ditto_core.errors.RunError` where local errors cannot be measured.
         """
         from ditto_core.pair.localizing import required, with_every_site
+        from ditto_core.pair.proving import SECONDS, proven
 
         if prompts is None and self.sessions.model.decoder:
             raise UsageError("localize needs a prompt: give text or token ids")
@@ -185,11 +190,14 @@ class Pair:
         whole = self if spec == self.spec else self._with_engine(spec)
         if whole is not self:
             self.sessions.close()  # not two engines in memory; they open again when they are asked for
+        start = time.process_time()
         comparison = whole._feed(prompts, max_new_tokens, localize=True)
-        localization = required(comparison)
-        if operators and localization:
-            found = whole._name_operator(localization, prompts, max_new_tokens)
-            comparison = replace(comparison, localization=found)
+        found = required(comparison)
+        if found and time.process_time() - start <= SECONDS:
+            found = proven(whole.sessions, whole._replace, found)
+        if operators and found:
+            found = whole._name_operator(found, prompts, max_new_tokens)
+        comparison = replace(comparison, localization=found)
         if whole is not self:
             whole.close()
             self.comparisons.append(comparison)
@@ -335,6 +343,29 @@ class Pair:
         self.comparisons[-1] = replace(last, repros={**last.repros, **saved})
         return repro
 
+    def replace(self, *sites: str) -> Replaced:
+        """Run once more, on the last run's inputs, with the model's own tensors in the engine's place at ``sites``.
+
+        The engine is cut there: what computes a site is left out, and the eager model, which steps along in the next
+        higher precision, gives its tensor. What was caused at the sites is gone downstream; what remains is another
+        fault. Raises :class:`UsageError` where nothing has run yet, and as
+        :func:`~ditto_core.pair.replacing.open_with_model` does; :class:`~ditto_core.errors.RunError` for a tensor that
+        the engine's dtype does not hold.
+        """
+        return self._replace(sites)
+
+    def _replace(self, sites: Sequence[str], localizer: TapReader | None = None) -> Replaced:
+        from ditto_core.pair.replacing import open_with_model, replaced
+
+        if self._ran is None:
+            raise UsageError("nothing has run yet: call generate(prompts) or run() before replace(site)")
+        run_fn, key, before = self._ran
+        session = open_with_model(self.sessions, sites, self.options.isolation, self.options.step_timeout)
+        try:
+            return replaced(sites, before, self._runner.with_engine(run_fn, key, session, localizer))
+        finally:
+            session.close()
+
     def _check_profile(self, batch: TokenBatch, steps: int) -> None:
         length = batch.input_ids.shape[1]
         self.spec.profile.check(batch.rows, length, 0)
@@ -345,6 +376,7 @@ class Pair:
         dump = folder / f"run{count}" if folder and count else folder
         comparison = self._runner.run(run_fn, key, localize=localize, reader=self.reader, dump=dump)
         noted = replace(comparison, notes=(*comparison.notes, *notes))
+        self._ran = run_fn, key, noted
         self.comparisons.append(noted)  # a list of examples keeps the worst only
         return noted
 

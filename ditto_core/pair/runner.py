@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ditto_core.pair.localizing import NotLocalized
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.pair.sessions import Sessions
+    from ditto_core.session import Session
     from ditto_core.system.receipt import Receipt
 
 RunFn = Callable[[Sides, "Floor | None"], "tuple[Comparison, Floor]"]
@@ -75,6 +76,14 @@ class Runner:
         if not comparison and seconds <= options.localize_failed:
             return self._localized_again(run_fn, comparison, measured)
         return comparison
+
+    def with_engine(self, run_fn: RunFn, key: Any, engine: Session, localizer: TapReader | None = None) -> Comparison:
+        """Run with another session in the engine's place, judged by the noise floor that is kept for these inputs."""
+        sessions = self._sessions
+        floor = read_floor(sessions.workspace.floor_path(self._floor_key(key)), sessions.workspace.say)
+        sides = Sides(engine, sessions.reference, localizer=localizer, axes=sessions.output_axes)
+        with torch_threads(self._options.threads):
+            return run_fn(sides, floor)[0]
 
     def _once(
         self, run_fn: RunFn, key: Any, localizer: TapReader | None, dump: Path | None

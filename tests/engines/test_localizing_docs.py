@@ -13,10 +13,17 @@ from tests.faults.cases import CASES
 
 PAGE = "docs/localizing.md"
 TEXT = (Path(__file__).parents[2] / PAGE).read_text()
-LOCALIZE, RELATIONS, TWO_RUNS = python_blocks(PAGE)
+LOCALIZE, REPLACE, RELATIONS, TWO_RUNS = python_blocks(PAGE)
 
 
-@pytest.mark.parametrize(("script", "says"), [(LOCALIZE, "no site of 45 adds more"), (TWO_RUNS, "")])
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (LOCALIZE, "no site of 45 adds more"),
+        (REPLACE, "the model's tensor at model.layers.1.mlp.act_fn "),
+        (TWO_RUNS, ""),
+    ],
+)
 def test_its_scripts_run(tmp_path, shared_cache_dir, monkeypatch, capsys, script, says):
     monkeypatch.setenv("DITTO_CACHE_DIR", str(shared_cache_dir))
     (tmp_path / "script.py").write_text(script)

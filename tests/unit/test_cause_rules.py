@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import nn
 
 from ditto_core.causes.base import Evidence
 from ditto_core.causes.cache import cache, past_stale
-from ditto_core.causes.norm import norm
 from ditto_core.compare.blame import Blame
 from ditto_core.compare.metrics import measure
 from ditto_core.sites import Tap
@@ -173,55 +171,3 @@ def test_a_new_entry_that_repeats_the_last_is_stale():
 
 def test_other_sites_are_no_cache():
     assert cache(evidence("layers.0", T, 2 * T)) is None
-
-
-def of_norm(eps, factor, x, kind):
-    """A norm with a weight and, where it has one, a bias, that adds ``factor`` times its epsilon in the engine."""
-    root, width = nn.Module(), x.shape[-1]
-    root.norm = kind(width, eps=eps).double()
-    weight, bias = torch.linspace(0.5, 2, width).double(), torch.linspace(-0.01, 0.02, width).double()
-    root.norm.weight.data = weight
-    centred = kind is nn.LayerNorm
-    if centred:
-        root.norm.bias.data = bias
-
-    def formula(added):
-        base = x - x.mean(-1, keepdim=True) if centred else x
-        return base / (base.square().mean(-1, keepdim=True) + added).sqrt() * weight + (bias if centred else 0)
-
-    return evidence("norm", formula(factor * eps), formula(eps), root=root, captured={"norm:in": x})
-
-
-@pytest.mark.parametrize("kind", [nn.RMSNorm, nn.LayerNorm])
-@pytest.mark.parametrize(
-    ("factor", "said"),
-    [
-        (1.019, None),
-        (0.981, None),
-        (1.021, "about"),
-        (0.979, "about"),
-        (20.0, "about"),
-        (0.052, "about"),
-        (0.048, "missing"),
-        (0.0, "missing"),
-    ],
-)
-def test_an_epsilon_is_another_one_from_two_percent_on_and_missing_below_five(factor, said, kind):
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.tensor([[0.01], [0.03], [0.1], [0.2]], dtype=torch.float64)
-    x = torch.randn(4, 16, generator=generator, dtype=torch.float64) * sizes
-    with torch.no_grad():
-        found = norm(of_norm(1e-3, factor, x, kind))
-    assert (found is None) == (said is None)
-    if said:
-        assert found.kind == "norm epsilon"
-        assert said in found.evidence[0]
-
-
-def test_the_module_names_its_epsilon_in_three_ways():
-    from ditto_core.causes.norm import epsilon_of
-
-    assert [epsilon_of(SimpleNamespace(**{name: 0.5})) for name in ("eps", "variance_epsilon", "epsilon", "x")] == [
-        *[0.5] * 3,
-        0.0,
-    ]

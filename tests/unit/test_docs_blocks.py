@@ -43,8 +43,8 @@ RUN = {
     "debugging.md": [DEBUG] * 4,
     "engine-files.md": [None],
     "gates.md": [GATE, WORKFLOW, WORKFLOW],
-    "localizing.md": [f"{LOCALIZING}::{name}" for name in ("test_its_scripts_run", "test_its_tests_pass")]
-    + [f"{LOCALIZING}::test_its_scripts_run"],
+    "localizing.md": [f"{LOCALIZING}::{name}" for name in ("test_its_scripts_run",) * 2]
+    + [f"{LOCALIZING}::{name}" for name in ("test_its_tests_pass", "test_its_scripts_run")],
     "markers.md": [None],
     "quickstart.md": [
         "tests/engines/test_docs.py::test_the_first_test_of_the_quickstart_passes",

@@ -150,8 +150,11 @@ def pairs(part: Slice, model: Model) -> Iterator[Mutant]:
     """Everything between two nodes takes the last axis in pairs of neighbours in place of halves, or vice versa."""
     for a, before in enumerate(part.nodes):
         x = part.base[a]
-        if not is_float(x) or x.ndim < 2 or x.shape[-1] % 2 or before.label in model.tensors or before.name in MOVING:
+        if not is_float(x) or x.ndim < 2 or x.shape[-1] % 2 or before.label in model.tensors:
             continue
+        readers = [node.name for node in part.nodes if any(ref.node == a for ref in node.refs)]
+        if before.name in MOVING and all(name in MOVING for name in readers):
+            continue  # what moves it on stands for it
         for b in range(a + 1, len(part.nodes)):
             y = part.base[b]
             if not part.below[a] >> b & 1 or not is_float(y) or y.shape != x.shape or part.nodes[b].name in MOVING:

@@ -36,7 +36,10 @@ FIXED: tuple[tuple[str, float, Kind, Rule], ...] = (
     ("hides each query's own key", 1.5, "mask off by one", lambda v: v.own & (v.k != v.q)),
     ("shows what is causal or real", 1.5, "padding not masked", lambda v: (v.k <= v.q) | v.real),
     ("is that of row 0 in every row", 1.5, "rows displaced", lambda v: v.own[:1]),
-    ("is inverted", 2, "mask inverted", lambda v: ~v.own),
+    # an additive mask does not change a query that may see every key
+    ("is inverted", 1.5, "mask inverted", lambda v: ~v.own | v.own.all(-1, keepdim=True)),
+    ("shows padding in the place of tokens", 1.5, "mask inverted", lambda v: (v.k <= v.q) & ~v.real),
+    ("has the padding of the row before", 1.5, "rows displaced", lambda v: (v.k <= v.q) & v.real.roll(1, 0)),
     (
         "is transposed",
         2,
@@ -49,14 +52,14 @@ FIXED: tuple[tuple[str, float, Kind, Rule], ...] = (
 
 def numbered(n: int) -> Iterator[tuple[str, float, Kind, Rule]]:
     """Yield the predicates with a number."""
-    yield f"has a window of {n}", 2.5, "sliding window size", lambda v: (v.k <= v.q) & (v.q - v.k < n) & v.real
+    yield f"has a window of {n}", 1.9, "sliding window size", lambda v: (v.k <= v.q) & (v.q - v.k < n) & v.real
     yield f"is in chunks of {n}", 2.5, "mask shifted", lambda v: (v.k <= v.q) & (v.q // n == v.k // n) & v.real
     yield f"hides keys from {n} on", 2.5, "mask shifted", lambda v: v.own & (v.k < n)
     yield f"hides keys before {n}", 2.5, "mask shifted", lambda v: v.own & (v.k >= n)
     yield f"shows keys before {n} to all", 2.5, "mask shifted", lambda v: v.own | ((v.k < n) & v.real)
     yield f"shows nothing to queries before {n}", 2.5, "fully masked row", lambda v: v.own & (v.q >= n)
-    yield f"hides the nearest {n} keys", 2.5, "mask shifted", lambda v: v.own & (v.q - v.k >= n)
-    yield f"shows {n} keys ahead", 2.5, "mask shifted", lambda v: (v.k <= v.q + n) & v.real
+    yield f"hides the nearest {n} keys", 1.9, "mask shifted", lambda v: v.own & (v.q - v.k >= n)
+    yield f"shows {n} keys ahead", 1.9, "mask shifted", lambda v: (v.k <= v.q + n) & v.real
     for first in (1, 2, 4):
         text = f"has a window of {n} and shows the first {first}"
         near: Rule = lambda v, first=first: (v.k <= v.q) & ((v.q - v.k < n) | (v.k < first)) & v.real  # type: ignore[misc]  # noqa: E731
@@ -70,12 +73,11 @@ def masks(part: Slice, model: Model) -> Iterator[Mutant]:
         if not is_float(value) or node.name in ("__getitem__", "to", "expand") or not is_mask(value):
             continue
         predicates = [*FIXED, *(p for n in range(1, value.shape[-1] + 4) for p in numbered(n))]
+        what = "the mask" if i == part.root.node else f"the mask of {place_of(part, i)}"
         for text, price, kind, rule in predicates:
-            what = "the mask" if i == part.root.node else f"the mask of {place_of(part, i)}"
             yield Mutant(f"{what} {text}", price, "masks", kind, {i: shown_by(rule)})
-        if i != part.root.node:
-            what = f"the mask of {place_of(part, i)} hides with {{}} only"
-            yield Mutant(what, 3, "masks", "other constant", fit=partial(weak, i), starts=(-1.0, -4.0, -10.0))
+        fit = partial(weak, i)
+        yield Mutant(f"{what} hides with {{}} only", 3, "masks", "other constant", fit=fit, starts=(-1.0, -4.0, -10.0))
 
 
 def weak(i: int, number: float) -> Edits:
@@ -94,6 +96,7 @@ def shown_by(rule: Rule) -> Edit:
             real = torch.ones(own.shape[0], keys)
         q, k = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)[None]
         shown = rule(View(own >= 0, q, k, real.bool()[:, None, None, :])).expand(own.shape)
-        return torch.where(shown, 0.0, torch.finfo(own.dtype).min).to(own.dtype)
+        # not by torch.where of two numbers, whose own dtype does not hold the lowest float64
+        return torch.zeros_like(own).masked_fill(~shown, torch.finfo(own.dtype).min)
 
     return edit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,27 @@ def constants(part: Slice, model: Model) -> Iterator[Mutant]:
                 continue
             yield from neighbours(part, i, k, own, configured)
         yield from index_constants(part, i)
+    yield from everywhere(part)
+
+
+def everywhere(part: Slice) -> Iterator[Mutant]:
+    """One number that the code uses several times is another, as a soft cap that divides and multiplies."""
+    uses: dict[float, list[tuple[int, int]]] = {}
+    for i, node in enumerate(part.nodes):
+        arithmetic = node.name.strip("_") in ARITHMETIC and "pow" not in node.name and is_float(part.base[i])
+        for k, own in enumerate(node.args if arithmetic else ()):
+            if type(own) in (int, float) and abs(own) not in (0, 1):
+                uses.setdefault(float(own), []).append((i, k))
+    for own, places in uses.items():
+        if len({i for i, _ in places}) > 1:
+            text = f"the constant {own:.6g} from {place_of(part, places[0][0])} on is {{}}"
+            fit = partial(fitted_arguments, places)
+            yield Mutant(text, 2.5, "constants", "other constant", fit=fit, starts=(own, own / 4, own * 4))
+
+
+def fitted_arguments(places: Sequence[tuple[int, int]], value: float) -> Edits:
+    """Edit one argument of each node."""
+    return {i: with_argument(k, value) for i, k in places}
 
 
 def neighbours(part: Slice, i: int, k: int, own: float, configured: set[float]) -> Iterator[Mutant]:
@@ -171,7 +192,12 @@ def fitted(text: str, price: float, i: int, func: Callable[..., Any], starts: tu
     def edits(number: float) -> Edits:
         return {i: changed(lambda t: func(t, number))}
 
-    kind: Kind = "saturation" if "cut off" in text else "constant factor" if "multiplied" in text else "other constant"
+    words: tuple[tuple[str, Kind], ...] = (
+        ("cut off", "saturation"),
+        ("multiplied", "constant factor"),
+        ("softly", "softcap differs"),
+    )
+    kind: Kind = next((kind for word, kind in words if word in text), "other constant")
     return Mutant(text, price, "fits", kind, fit=edits, starts=starts)
 
 
@@ -204,4 +230,5 @@ def gloss(number: float, own: float, doubt: float) -> str:
     if not own or not math.isfinite(number):
         return ""
     names = {"twice that": 2 * own, "half of that": own / 2, "its root": abs(own) ** 0.5, "its inverse": 1 / own}
-    return next((f" ({name})" for name, value in names.items() if abs(number - value) <= doubt * abs(value)), "")
+    told = {name: value for name, value in names.items() if abs(value - own) > doubt * abs(own)}
+    return next((f" ({name})" for name, value in told.items() if abs(number - value) <= doubt * abs(value)), "")

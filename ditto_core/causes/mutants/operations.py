@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,6 +94,7 @@ def operations(part: Slice, model: Model) -> Iterator[Mutant]:
             yield from other_order(part, i)
     yield from swapped_lines(part)
     yield from reductions(part)
+    yield from other_activation(part, model)
 
 
 def left_out(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
@@ -135,6 +138,20 @@ def replaced(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
         if part.get(part.base, part.nodes[i].refs[0]).shape[-1] % block == 0:
             text = f"{what} is taken in blocks of {block}"
             yield Mutant(text, 1.5, "operations", "operation differs", {i: instead(in_blocks(block))})
+
+
+def other_activation(part: Slice, model: Model) -> Iterator[Mutant]:
+    """A module without weights that the model's own code computes from its input, as GPT-2's GELU, is another one."""
+    site, given = part.seen.site, part.seen.captured.get(f"{part.seen.site}:in")
+    weights = any(node.label in model.tensors for node in part.nodes)
+    if ":" in site or weights or given is None or given.shape != part.seen.actual.shape:
+        return
+    for text, func in ACTIVATIONS:
+
+        def edit(s: Slice, values: Values, i: int, func: Callable[..., Any] = func) -> Any:
+            return func(s.seen.captured[f"{s.seen.site}:in"].to(s.base[i].dtype))
+
+        yield Mutant(f"{site} is {text}", 1.5, "operations", "activation kind", {part.root.node: edit})
 
 
 def in_blocks(block: int) -> Callable[..., torch.Tensor]:
@@ -220,3 +237,13 @@ def reductions(part: Slice) -> Iterator[Mutant]:
         last = part.nodes[found[-1]]
         text = f"the reductions up to `{last.code}` ({last.source}) go over axis {axis}"
         yield Mutant(text, 2, "operations", "operation differs", dict.fromkeys(found, along))
+    for top, total in pairwise(found):
+        if part.nodes[top].name == "amax" and part.nodes[total].name == "sum":
+            text = f"{place_of(part, total)} counts one more key, of score 0"
+            edits = {total: partial(one_more, top)}
+            yield Mutant(text, 1.5, "operations", "softmax not normalized", edits)
+
+
+def one_more(top: int, part: Slice, values: Values, i: int) -> Any:
+    """Add what a score of 0 has in a softmax, relative to the largest, to the sum."""
+    return part.call(i, values) + torch.exp(-values[top])

@@ -20,6 +20,7 @@ NEAR = 16
 def tensors(part: Slice, model: Model) -> Iterator[Mutant]:
     """Yield what could stand where each tensor stands."""
     yield from own_module(part)
+    yield from exchanged(part)
     for i, node in enumerate(part.nodes):
         value = part.base[i]
         if not is_float(value):
@@ -62,6 +63,21 @@ def of_slice(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
         past = part.nodes[j].label.startswith("past.")
         kind: Kind = "KV cache of another layer" if past else "other tensor"
         yield Mutant(text, 3, "tensors", kind, {i: base_of(j)})
+
+
+def exchanged(part: Slice) -> Iterator[Mutant]:
+    """Two of the engine's tensors are taken for each other, as cosine and sine."""
+    shown = [i for i, node in enumerate(part.nodes) if node.origin is not None and is_float(part.base[i])]
+    for a in shown:
+        for b in shown:
+            if a < b and part.base[a].shape == part.base[b].shape:
+                text = f"{place_of(part, a)} and {place_of(part, b)} are exchanged"
+                yield Mutant(text, 2, "tensors", "other tensor", {a: base_of(b), b: base_of(a)})
+
+
+def result_of(j: int) -> Any:
+    """Give what a node before gives."""
+    return lambda part, values, i: values[j]
 
 
 def base_of(j: int) -> Any:
@@ -110,6 +126,13 @@ def own_module(part: Slice) -> Iterator[Mutant]:
     if ours is not None and ":" not in site and ours.shape == part.seen.actual.shape and ours.is_floating_point():
         edits = {part.root.node: captured(f"{site}:in")}
         yield Mutant(f"{site} gives its input", 1, "tensors", "operation missing", edits)
+    # what its own operands are is a missing operation; further up a whole computation is left out
+    last = part.root.node
+    for i in set(range(last)) - {ref.node for ref in part.nodes[last].refs}:
+        alike = is_float(part.base[i]) and part.base[i].shape == getattr(part.base[last], "shape", None)
+        if alike and part.below[i] >> last & 1:
+            text = f"what comes after {place_of(part, i)} is left out"
+            yield Mutant(text, 1.5, "tensors", "operation missing", {last: result_of(i)})
     for i, node in enumerate(part.nodes):
         given = part.seen.captured.get(f"{node.label}:in")
         if node.origin is None or ":" in node.label or given is None or given.numel() != part.base[i].numel():

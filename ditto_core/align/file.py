@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,10 @@ CONFIG = "genai_config.json"
 SUMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
 """Operators whose optional fourth output is the sum of their inputs."""
 GROUPED = "GroupQueryAttention"
+ACCURACY, FLOAT32 = "accuracy_level", 1
+"""Attribute of ``MatMulNBits`` that says in what it computes, and its value for float32."""
+ROUNDING = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QuantizeLinear", "QLinearMatMul", "QLinearConv")
+"""Operators that round activations."""
 SOFTMAX = 2
 """Value of GroupQueryAttention's attribute ``qk_output`` that asks for the scores after the softmax."""
 QUANTIZED = {"MatMulNBits": "int4", "GatherBlockQuantized": "int4", "MatMulBnb4": "int4"}
@@ -86,6 +91,11 @@ class OnnxFile:
             return QUANTIZED[found.pop()]
         return "int8" if operators & set(INTEGER) else ""
 
+    @property
+    def rounds(self) -> bool:
+        """Whether operators round what they read, other than :meth:`exact` can change."""
+        return any(node.op_type in ROUNDING for node in self.model.graph.node)
+
     @cached_property
     def dtype(self) -> str:
         """The dtype that the file computes in: that of most of its floating weights, else of its outputs."""
@@ -116,6 +126,16 @@ class OnnxFile:
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         return model
+
+    def exact(self) -> OnnxFile:
+        """Return the file with operators that do not round what they read, where they can be asked for it."""
+        made = copy.copy(self)
+        made.model = self.copy()
+        for node in made.model.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == ACCURACY:
+                    attribute.i = FLOAT32
+        return made
 
     def place(self, model: onnx.ModelProto, directory: Path, name: str, *, copy: bool = False) -> Path:
         """Write a changed graph into a folder, with links to the weights beside it. Returns the new file.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ditto_core.align.file import OnnxFile, inference_session_of
+from ditto_core.align.rounding import Blocks, Range, Rounding
 from ditto_core.align.values import Array
 from ditto_core.graphs.cut import value_info
 from ditto_core.graphs.files import read_initializer, with_data
@@ -18,6 +19,8 @@ PRODUCT, LOOKUP, DEQUANTIZED = "MatMulNBits", "GatherBlockQuantized", "Dequantiz
 INTEGER_PRODUCTS = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
 CONVOLUTION = "ConvInteger"
 QUANTIZER = "DynamicQuantizeLinear"
+INT8 = 4
+"""Value of ``accuracy_level`` that asks for activations in int8."""
 SMALLEST = 64
 """Fewer numbers are scales, biases or zero points."""
 
@@ -26,17 +29,31 @@ SMALLEST = 64
 class Stored:
     """A quantized weight: ``end`` is what is computed from the arrays ``given``. ``product``: on an identity matrix and
     a row of zeros, so that it is [inputs, outputs] and a bias; else it is the weight itself, or its transpose.
-    ``inputs_first``: it is a convolution's, [inputs, outputs, …]: the scales of its outputs are those of channels."""
+    ``inputs_first``: it is a convolution's, [inputs, outputs, …]: the scales of its outputs are those of channels.
+    ``rounding``: how its operator rounds what it reads."""
 
     node: str
     end: str
     given: Mapping[str, Array]
     product: bool = False
     inputs_first: bool = False
+    rounding: Rounding | None = None
+    lookup: bool = False
 
 
-def stored_weights(file: OnnxFile, vocabulary: int) -> Iterator[tuple[str, list[Array]]]:
-    """Yield the operator and the array [outputs, inputs, …] of every quantized weight of a file.
+@dataclass(frozen=True)
+class Weight:
+    """A quantized weight [outputs, inputs, …] in each of the ``forms`` that it may have. ``rounding``: of what its
+    operator reads; ``lookup``: it is a table that rows are taken from."""
+
+    node: str
+    forms: list[Array]
+    rounding: Rounding | None
+    lookup: bool
+
+
+def stored_weights(file: OnnxFile, vocabulary: int) -> Iterator[Weight]:
+    """Yield every quantized weight of a file.
 
     Where nothing tells which dimension is which, the transpose comes too. ``vocabulary`` is the length of lookup tables
     that are computed.
@@ -45,11 +62,12 @@ def stored_weights(file: OnnxFile, vocabulary: int) -> Iterator[tuple[str, list[
     for found in places(file, graph, vocabulary):
         array = evaluated(file, graph, found)
         if found.product:
-            yield found.node, [(array[:-1] - array[-1]).T]
+            forms = [(array[:-1] - array[-1]).T]
         elif found.inputs_first:
-            yield found.node, [array.swapaxes(0, 1)]
+            forms = [array.swapaxes(0, 1)]
         else:
-            yield found.node, [array, array.T] if array.ndim == 2 else [array]
+            forms = [array, array.T] if array.ndim == 2 else [array]
+        yield Weight(found.node, forms, found.rounding, found.lookup)
 
 
 def places(file: OnnxFile, graph: Graph, vocabulary: int) -> Iterator[Stored]:
@@ -57,24 +75,26 @@ def places(file: OnnxFile, graph: Graph, vocabulary: int) -> Iterator[Stored]:
     for i, node in enumerate(graph.nodes):
         label = graph.label(i)
         if node.op_type == PRODUCT:
-            inputs = next(a.i for a in node.attribute if a.name == "K")
-            yield Stored(label, node.output[0], {node.input[0]: identity(inputs)}, product=True)
+            options = {a.name: a.i for a in node.attribute}
+            given = {node.input[0]: identity(options["K"])}
+            rounding = Blocks(options["block_size"]) if options.get("accuracy_level") == INT8 else None
+            yield Stored(label, node.output[0], given, product=True, rounding=rounding)
         elif node.op_type == LOOKUP:
             table = graph.weights.get(node.input[0])
             ids = np.arange(vocabulary if table is None else table.dims[0])
-            yield Stored(label, node.output[0], {node.input[1]: ids})
+            yield Stored(label, node.output[0], {node.input[1]: ids}, lookup=True)
         elif node.op_type == DEQUANTIZED:
             yield from dequantized(file, graph, node, label)
         elif node.op_type in INTEGER_PRODUCTS and node.input[1] in graph.weights:
             inputs = graph.weights[node.input[1]].dims[0]
             start = quantized_from(graph, node.input[0])
-            yield Stored(label, scaled(graph, node), {start: identity(inputs)}, product=True)
+            yield Stored(label, scaled(graph, node), {start: identity(inputs)}, product=True, rounding=Range())
         elif node.op_type == CONVOLUTION and node.input[1] in graph.weights:
             given = {node.output[0]: centred(file, graph, node).swapaxes(0, 1)}
             maker = graph.nodes[graph.producer[node.input[0]]] if node.input[0] in graph.producer else None
             if maker is not None and maker.op_type == QUANTIZER:
                 given[maker.output[1]] = np.ones((), np.float32)  # the activation's scale
-            yield Stored(label, scaled(graph, node), given, inputs_first=True)
+            yield Stored(label, scaled(graph, node), given, inputs_first=True, rounding=Range())
 
 
 def centred(file: OnnxFile, graph: Graph, node: Any) -> Array:
@@ -94,7 +114,8 @@ def dequantized(file: OnnxFile, graph: Graph, node: Any, label: str) -> Iterator
     tensor = graph.weights.get(name)
     if tensor is not None and np.prod(tensor.dims) >= SMALLEST:
         array = np.asarray(read_initializer(tensor, file.folder))
-        yield Stored(label, node.output[0], {node.input[0]: array} if maker is not None else {})
+        given = {node.input[0]: array} if maker is not None else {}
+        yield Stored(label, node.output[0], given, lookup=maker is not None)
 
 
 def identity(size: int) -> Array:

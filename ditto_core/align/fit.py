@@ -15,8 +15,9 @@ import numpy as np
 from ditto_core.align.values import Array
 
 BLOCK = 32
-LEAST = 0.04
-"""Gains and offsets (in units of the group's size) below this are not told from the quantizer's own rule."""
+LEAST = {"rows": 0.04, "blocks": 0.2}
+"""Gains and offsets (in units of the group's size) below this are not told from rounding. In a block all numbers may be
+rounded alike, as those of a file that was quantized before: by half a step at most, which is 0.17 in 4 bits."""
 ERRORS = 6.0
 """So many standard errors of the fit are no chance."""
 FAINT = 1e-3
@@ -56,30 +57,31 @@ def fit(found: Array, weight: Array) -> Fit:
     for groups, size in (("rows", rows.shape[1]), ("blocks", BLOCK)):
         if rows.shape[1] % size or rows.shape[1] < BLOCK:
             continue
-        gain, offset, wrong = line(found.reshape(-1, size), rows.reshape(-1, size))
+        gain, offset, wrong = line(found.reshape(-1, size), rows.reshape(-1, size), LEAST[groups])
         share = float(wrong.mean())
         if share > (0 if groups == "rows" else SHARE):
             return Fit(float(np.median(gain[wrong])), float(np.median(np.abs(offset[wrong]))), share, groups)
     return Fit()
 
 
-def line(found: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Return gain, offset and whether they are wrong of every group [groups, size], by least squares in float64.
+def line(found: Array, weight: Array, least: float) -> tuple[Array, Array, Array]:
+    """Return gain, offset and whether one is wrong by more than ``least`` of every group [groups, size].
 
+    By least squares in float64.
     Of a group without numbers, such as the row of a padding token, nothing is wrong.
     """
     count = weight.shape[1]
     mean = weight.mean(1, dtype=np.float64)[:, None]
     centred = weight - mean
-    least = FAINT * float(np.sqrt(np.square(weight, dtype=np.float64).mean())) + 1e-30
-    size = np.maximum(np.sqrt(np.einsum("ij,ij->i", weight, weight, dtype=np.float64) / count), least)
+    faintest = FAINT * float(np.sqrt(np.square(weight, dtype=np.float64).mean())) + 1e-30
+    size = np.maximum(np.sqrt(np.einsum("ij,ij->i", weight, weight, dtype=np.float64) / count), faintest)
     energy = np.einsum("ij,ij->i", centred, centred)
-    faint = energy < count * least**2
+    faint = energy < count * faintest**2
     energy[faint] = count * size[faint] ** 2
     gain = np.where(faint, 1.0, np.einsum("ij,ij->i", centred, found) / energy)
     shift = found.mean(1, dtype=np.float64) - mean[:, 0]
     rest = found - weight - shift[:, None] - (gain - 1)[:, None] * centred
     error = ERRORS * np.sqrt(np.einsum("ij,ij->i", rest, rest) / max(count - 2, 1))
-    steep = np.abs(gain - 1) > np.maximum(LEAST, error / np.sqrt(energy))
-    aside = np.abs(shift / size) > np.maximum(LEAST, error / (size * np.sqrt(count)))
+    steep = np.abs(gain - 1) > np.maximum(least, error / np.sqrt(energy))
+    aside = np.abs(shift / size) > np.maximum(least, error / (size * np.sqrt(count)))
     return gain, shift / size, steep | aside

@@ -12,12 +12,12 @@ from ditto_core.align import eager, running
 from ditto_core.align.alignment import Alignment, Place
 from ditto_core.align.binding import Binding
 from ditto_core.align.file import OnnxFile
-from ditto_core.align.layout import Layout, layouts
+from ditto_core.align.layout import Layout, layouts, product
 from ditto_core.align.matching import TOLERANCES, Match, Matching, match
-from ditto_core.align.nearest import candidates, laid_out, worst_error
+from ditto_core.align.nearest import candidates, flat, laid_out, worst_error
 from ditto_core.align.origin import ModelOrigin, Origin
+from ditto_core.align.parts import Feeds, Runnable
 from ditto_core.align.probes import BATCHES, PADDING, Probe, probes, untried_window, with_inputs_of
-from ditto_core.align.running import Runnable
 from ditto_core.align.values import Value
 from ditto_core.errors import UsageError
 
@@ -34,7 +34,7 @@ class Sides:
     """A file and the right side on the same inputs. ``feeds`` are the file's, ``origin`` is what the sites are of."""
 
     file: Runnable
-    feeds: running.Feeds
+    feeds: Feeds
     matching: Matching
     origin: Origin
 
@@ -190,8 +190,8 @@ def layouts_for(value: Value, site: Value) -> Sequence[Layout]:
 
 def measured(value: Value, site: Value, layout: Layout) -> float:
     """Return the relative L2 error of a value in a layout, on the worst probe."""
-    ends = np.cumsum([array.size for array in site.arrays])[:-1]
-    return worst_error(laid_out(value, layout), np.concatenate([a.ravel() for a in site.clean]), ends)
+    ends = np.cumsum(product(site.dims))[:-1]
+    return worst_error(laid_out(value, layout), flat(site), ends)
 
 
 def placed(site: str, values: Sequence[Value], index: int, layout: Layout, error: float, ratio: float) -> Place:

@@ -15,7 +15,7 @@ import numpy as np
 from ditto_core.align.values import Array
 
 BLOCK = 32
-LEAST = {"rows": 0.04, "blocks": 0.2}
+LEAST = {"rows": 0.06, "blocks": 0.2}
 """Gains and offsets (in units of the group's size) below this are not told from rounding. In a block all numbers may be
 rounded alike, as those of a file that was quantized before: by half a step at most, which is 0.17 in 4 bits."""
 ERRORS = 6.0

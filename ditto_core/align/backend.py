@@ -78,6 +78,7 @@ class FileBackend:
         spec = request.spec
         file = OnnxFile(spec.option("file"))
         found = alignment_of(spec, file)
+        file = file.readable() if file.quantization else file
         taps = tuple(tap for tap in request.taps if mapped(tap, found))
         places = [found.sites[mapped(tap, found)].value for tap in taps]
         model = file.copy()

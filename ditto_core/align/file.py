@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.align.exact import exact_graph, readable_graph
 from ditto_core.backends.onnxruntime import load_library
 from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import place_weights, read_graph
@@ -24,10 +25,6 @@ CONFIG = "genai_config.json"
 SUMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
 """Operators whose optional fourth output is the sum of their inputs."""
 GROUPED = "GroupQueryAttention"
-ACCURACY, FLOAT32 = "accuracy_level", 1
-"""Attribute of ``MatMulNBits`` that says in what it computes, and its value for float32."""
-ROUNDING = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QuantizeLinear", "QLinearMatMul", "QLinearConv")
-"""Operators that round activations."""
 SOFTMAX = 2
 """Value of GroupQueryAttention's attribute ``qk_output`` that asks for the scores after the softmax."""
 QUANTIZED = {"MatMulNBits": "int4", "GatherBlockQuantized": "int4", "MatMulBnb4": "int4"}
@@ -35,6 +32,10 @@ INTEGER = (
     *("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "MatMulIntegerToFloat", "DequantizeLinear"),
     *("ConvInteger", "QLinearConv"),
 )
+
+
+ROUNDING = ("DynamicQuantize", "QuantizeLinear", "QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger")
+"""How the names of operators begin that round activations, or compute on rounded ones."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class OnnxFile:
 
     @property
     def rounds(self) -> bool:
-        """Whether operators round what they read, other than :meth:`exact` can change."""
-        return any(node.op_type in ROUNDING for node in self.model.graph.node)
+        """Whether operators round what they read; after :meth:`exact` those that it does not know."""
+        return any(node.op_type.startswith(ROUNDING) for node in self.model.graph.node)
 
     @cached_property
     def dtype(self) -> str:
@@ -128,13 +129,15 @@ class OnnxFile:
         return model
 
     def exact(self) -> OnnxFile:
-        """Return the file with operators that do not round what they read, where they can be asked for it."""
+        """Return the file with operators that do not round what they read."""
         made = copy.copy(self)
-        made.model = self.copy()
-        for node in made.model.graph.node:
-            for attribute in node.attribute:
-                if attribute.name == ACCURACY:
-                    attribute.i = FLOAT32
+        made.model = exact_graph(self.model)
+        return made
+
+    def readable(self) -> OnnxFile:
+        """Return the file with what the integers of its activations stand for in their place; it computes the same."""
+        made = copy.copy(self)
+        made.model = readable_graph(self.model)
         return made
 
     def place(self, model: onnx.ModelProto, directory: Path, name: str, *, copy: bool = False) -> Path:

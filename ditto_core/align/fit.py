@@ -22,6 +22,8 @@ ERRORS = 6.0
 """So many standard errors of the fit are no chance."""
 FAINT = 1e-3
 """Groups this small, by the size of the whole weight, have no gain."""
+AT_ONCE = 1 << 22
+"""Numbers that are fitted at a time, in float64."""
 SHARE = 0.01
 """One row is wrong by itself; of blocks, which are small samples, this share must be."""
 
@@ -57,7 +59,11 @@ def fit(found: Array, weight: Array) -> Fit:
     for groups, size in (("rows", rows.shape[1]), ("blocks", BLOCK)):
         if rows.shape[1] % size or rows.shape[1] < BLOCK:
             continue
-        gain, offset, wrong = line(found.reshape(-1, size), rows.reshape(-1, size), LEAST[groups])
+        sides = found.reshape(-1, size), rows.reshape(-1, size)
+        step = max(1, AT_ONCE // size)
+        starts = range(0, len(sides[0]), step)
+        parts = [line(sides[0][i : i + step], sides[1][i : i + step], LEAST[groups]) for i in starts]
+        gain, offset, wrong = (np.concatenate(each) for each in zip(*parts, strict=True))
         share = float(wrong.mean())
         if share > (0 if groups == "rows" else SHARE):
             return Fit(float(np.median(gain[wrong])), float(np.median(np.abs(offset[wrong]))), share, groups)

@@ -6,6 +6,7 @@ Rounding to 4 bits leaves a weight 0.085 to 0.11 from its own, to 8 bits 0.01; a
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 FARTHEST = 0.5
 """A fault of the scales or zero points is nearer than this, any other weight is not."""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+FOLDED = " with its norm"
 HEAD_ROWS = 4
 PACKED = 8
 
@@ -78,8 +82,10 @@ def own_weights(model: LoadedModel, file: OnnxFile) -> tuple[LoadedModel, Weight
     modules = {
         name: module.weight.detach().float().numpy()
         for name, module in model.module.named_modules()
-        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        if isinstance(module, (nn.Linear, nn.Embedding, *CONVOLUTIONS))
     }
+    folds = folded_norms(model.module)
+    modules |= {name + FOLDED: modules[name] * factor for name, factor in folds.items()}
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.module.parameters(), *model.module.buffers())}
     target: nn.Module = copy.deepcopy(model.module, shared)
     best: dict[tuple[str, int], Piece] = {}
@@ -89,15 +95,35 @@ def own_weights(model: LoadedModel, file: OnnxFile) -> tuple[LoadedModel, Weight
         total += 1
         found = [piece for rows in held.forms for piece in matching_pieces(rows, modules)]
         missing += [] if found else [held.node]
-        for name, start, rows, error in found:
+        for variant, start, rows, error in found:
+            name = variant.removesuffix(FOLDED)
             known = best.get((name, start))
             original = model.module.get_submodule(name)
             alike = isinstance(original, nn.Embedding) == held.lookup  # a head may have the table's weight
             if known is None or error < known.error * (1.01 if alike else 0.99):
-                fitted = fit(rows, modules[name][start : start + len(rows)])
+                fitted = fit(rows, modules[variant][start : start + len(rows)])
                 best[name, start] = Piece(held.node, name, start, len(rows), error, fitted, held.rounding)
-                put(target.get_submodule(name), original, start, rows)
+                factor = folds[name][start : start + len(rows)] if variant != name else np.float32(1)
+                put(target.get_submodule(name), original, start, rows / factor)
     return replace(model, module=target), Weights(tuple(best.values()), tuple(missing), total)
+
+
+def folded_norms(root: nn.Module) -> dict[str, Array]:
+    """Return what a norm over channels multiplies a convolution's weight by, as [outputs, 1, …], by its name.
+
+    The norm is the next module of the same parent with as many channels: an exporter folds it into the convolution.
+    """
+    found: dict[str, Array] = {}
+    for path, parent in root.named_modules():
+        children = list(parent.named_children())
+        for (name, one), (_, other) in itertools.pairwise(children):
+            if not isinstance(one, CONVOLUTIONS) or not isinstance(other, NORMS):
+                continue
+            if other.running_var is not None and other.num_features == one.out_channels:
+                scale = torch.rsqrt(other.running_var + other.eps)
+                factor = (scale if other.weight is None else other.weight.detach() * scale).float().numpy()
+                found[f"{path}.{name}".lstrip(".")] = factor.reshape(-1, *[1] * (one.weight.ndim - 1))
+    return found
 
 
 def put(module: Any, original: Any, start: int, rows: Array) -> None:

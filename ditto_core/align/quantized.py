@@ -113,7 +113,7 @@ def quantized(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | No
 def measure_costs(found: Quantized) -> Costs:
     """Measure both numbers at every site of a file, as it is, on the first probe; see the module's text."""
     probes, model, places = found.study.probes[:1], found.study.model, concluded(found.study)
-    kernels = place_errors(places, model, found.file, probes[0])
+    kernels = place_errors(places, model, found.file.readable(), probes[0])
     models = (found.original, model, rounded(model, found.weights.roundings))
     original, own, alike = (values_of(each, probes) for each in models)
     costs = (

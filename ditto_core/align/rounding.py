@@ -49,7 +49,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Stored:
+class Fixed:
     """Integers from ``low`` to ``high`` with a stored ``scale`` and ``zero`` point."""
 
     scale: float
@@ -63,7 +63,7 @@ class Stored:
         return (integers - self.zero) * self.scale
 
 
-Rounding = Blocks | Range | Stored
+Rounding = Blocks | Range | Fixed
 
 
 def rounded(model: LoadedModel, roundings: Mapping[str, Rounding]) -> LoadedModel:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ditto_core.align.binding import FUSED_CACHES, Binding, bindings
+from ditto_core.align.exact import added
 from ditto_core.align.file import OnnxFile, ask_fused
 from ditto_core.align.parts import Feeds, Runnable, outputs_of, run_in_parts
 from ditto_core.align.probes import Probe
@@ -45,11 +46,28 @@ def run_exposed(file: Runnable, feeds: Feeds, batches: tuple[int, ...], forced: 
     store = Store()
     made: dict[str, Computed] = {}
     whole = [{**feed, **{name: arrays[i] for name, arrays in forced.items()}} for i, feed in enumerate(feeds)]
-    skipped = {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    skipped = of_weights(model)
     for name, arrays in run_in_parts(file, model, whole, lambda name: name not in skipped):
         if usable(arrays):
             made[name] = Computed(arrays[0].dtype.name, Lazy(store.keep(array) for array in arrays))
     return values_of(model, made, forced, batches)
+
+
+def of_weights(model: onnx.ModelProto) -> set[str]:
+    """Return the constants, and the values that only prepare quantized weights: no site of the model is one."""
+    known = {tensor.name for tensor in model.graph.initializer}
+    prepared: set[str] = set()
+    unseen: set[str] = set()
+    for node in model.graph.node:
+        stored = all(name in known or name in prepared for name in node.input if name)
+        started = node.op_type == "DequantizeLinear" or added(node.output[0])
+        if node.op_type == "Constant":
+            known |= set(node.output)
+        elif stored and (started or any(name in prepared for name in node.input)):
+            prepared |= set(node.output)
+        if node.op_type == "Constant" or added(node.output[0]):
+            unseen |= set(node.output)
+    return prepared | unseen
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ditto_core.align.file import OnnxFile, inference_session_of
-from ditto_core.align.rounding import Blocks, Range, Rounding
+from ditto_core.align.rounding import Blocks, Fixed, Range, Rounding
 from ditto_core.align.values import Array
 from ditto_core.graphs.cut import value_info
 from ditto_core.graphs.files import read_initializer, with_data
@@ -18,6 +18,7 @@ from ditto_core.graphs.graph import Graph
 PRODUCT, LOOKUP, DEQUANTIZED = "MatMulNBits", "GatherBlockQuantized", "DequantizeLinear"
 INTEGER_PRODUCTS = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
 CONVOLUTION = "ConvInteger"
+LINEAR = ("QLinearConv", "QLinearMatMul", "QGemm")
 QUANTIZER = "DynamicQuantizeLinear"
 INT8 = 4
 """Value of ``accuracy_level`` that asks for activations in int8."""
@@ -30,7 +31,7 @@ class Stored:
     """A quantized weight: ``end`` is what is computed from the arrays ``given``. ``product``: on an identity matrix and
     a row of zeros, so that it is [inputs, outputs] and a bias; else it is the weight itself, or its transpose.
     ``inputs_first``: it is a convolution's, [inputs, outputs, …]: the scales of its outputs are those of channels.
-    ``rounding``: how its operator rounds what it reads."""
+    ``rounding``: how its operator rounds what it reads. ``array``: the weight, where nothing has to be computed."""
 
     node: str
     end: str
@@ -39,6 +40,7 @@ class Stored:
     inputs_first: bool = False
     rounding: Rounding | None = None
     lookup: bool = False
+    array: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def stored_weights(file: OnnxFile, vocabulary: int) -> Iterator[Weight]:
     """
     graph = Graph(file.model)
     for found in places(file, graph, vocabulary):
-        array = evaluated(file, graph, found)
+        array = evaluated(file, graph, found) if found.array is None else found.array
         if found.product:
             forms = [(array[:-1] - array[-1]).T]
         elif found.inputs_first:
@@ -77,8 +79,8 @@ def places(file: OnnxFile, graph: Graph, vocabulary: int) -> Iterator[Stored]:
         if node.op_type == PRODUCT:
             options = {a.name: a.i for a in node.attribute}
             given = {node.input[0]: identity(options["K"])}
-            rounding = Blocks(options["block_size"]) if options.get("accuracy_level") == INT8 else None
-            yield Stored(label, node.output[0], given, product=True, rounding=rounding)
+            blocks = Blocks(options["block_size"]) if options.get("accuracy_level") == INT8 else None
+            yield Stored(label, node.output[0], given, product=True, rounding=blocks)
         elif node.op_type == LOOKUP:
             table = graph.weights.get(node.input[0])
             ids = np.arange(vocabulary if table is None else table.dims[0])
@@ -89,6 +91,9 @@ def places(file: OnnxFile, graph: Graph, vocabulary: int) -> Iterator[Stored]:
             inputs = graph.weights[node.input[1]].dims[0]
             start = quantized_from(graph, node.input[0])
             yield Stored(label, scaled(graph, node), {start: identity(inputs)}, product=True, rounding=Range())
+        elif node.op_type in LINEAR and node.input[3] in graph.weights:
+            rounding = fixed(file, graph, node.input[1], node.input[2])
+            yield Stored(label, node.output[0], {}, rounding=rounding, array=scaled_weight(file, graph, node))
         elif node.op_type == CONVOLUTION and node.input[1] in graph.weights:
             given = {node.output[0]: centred(file, graph, node).swapaxes(0, 1)}
             maker = graph.nodes[graph.producer[node.input[0]]] if node.input[0] in graph.producer else None
@@ -112,10 +117,42 @@ def dequantized(file: OnnxFile, graph: Graph, node: Any, label: str) -> Iterator
     maker = graph.nodes[graph.producer[node.input[0]]] if node.input[0] in graph.producer else None
     name = maker.input[0] if maker is not None and maker.op_type == "Gather" else node.input[0]
     tensor = graph.weights.get(name)
-    if tensor is not None and np.prod(tensor.dims) >= SMALLEST:
+    if tensor is not None and len(tensor.dims) > 1 and np.prod(tensor.dims) >= SMALLEST:
         array = np.asarray(read_initializer(tensor, file.folder))
         given = {node.input[0]: array} if maker is not None else {}
-        yield Stored(label, node.output[0], given, lookup=maker is not None)
+        rounding = read_as(file, graph, node.output[0])
+        yield Stored(label, node.output[0], given, lookup=maker is not None, rounding=rounding)
+
+
+def read_as(file: OnnxFile, graph: Graph, weight: str) -> Rounding | None:
+    """Return how the activation was rounded that is multiplied by a weight; None where it was not."""
+    for reader in graph.readers.get(weight, ()):
+        node = graph.nodes[reader]
+        maker = graph.nodes[graph.producer[node.input[0]]] if node.input[0] in graph.producer else None
+        if maker is not None and maker.op_type == DEQUANTIZED and maker.output[0] != weight:
+            return fixed(file, graph, *maker.input[1:3])
+    return None
+
+
+def fixed(file: OnnxFile, graph: Graph, scale: str, zero: str = "") -> Rounding | None:
+    """Return the rounding to integers with a stored scale and zero point; None where one is computed or by channel."""
+    if scale not in graph.weights or zero not in graph.weights:
+        return None
+    step, middle = (np.asarray(read_initializer(graph.weights[name], file.folder)) for name in (scale, zero))
+    if step.size != 1:
+        return None
+    limits = np.iinfo(middle.dtype)
+    return Fixed(float(step.reshape(())), int(middle.reshape(())), int(limits.min), int(limits.max))
+
+
+def scaled_weight(file: OnnxFile, graph: Graph, node: Any) -> Array:
+    """Return the weight of an operator on integers: (q - zero point) x scale, along the axis of its outputs."""
+    weight, scale, zero = (
+        np.asarray(read_initializer(graph.weights[name], file.folder)).astype(np.float32) for name in node.input[3:6]
+    )
+    first = node.op_type == "QLinearConv" or any(a.name == "transB" and a.i for a in node.attribute)
+    axes = (-1, *[1] * (weight.ndim - 1)) if first else (1,) * (weight.ndim - 1) + (-1,)
+    return (weight - zero.reshape(axes)) * scale.reshape(axes)
 
 
 def identity(size: int) -> Array:

@@ -175,7 +175,7 @@ def convolutions():
     return nn.Sequential(*layers), {"input": torch.rand(2, 3, 11, 13)}
 
 
-@pytest.mark.parametrize("form", ["dynamic", "dynamic by channel", "stored"])
+@pytest.mark.parametrize("form", ["dynamic", "dynamic by channel", "QDQ", "QOperator"])
 def test_8_bit_weights_of_convolutions_are_found(workspace, tmp_path, form):
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -188,10 +188,10 @@ def test_8_bit_weights_of_convolutions_are_found(workspace, tmp_path, form):
     exported = workspace.export(EngineSpec.of(convolutions))
     foreign_files.whole(exported.onnx_path, tmp_path / "source.onnx")
     paths = tmp_path / "source.onnx", tmp_path / "m.onnx"
-    if form == "stored":
+    if "dynamic" not in form:
         examples = iter([{"input": convolutions()[1]["input"].numpy()}])
         reader = type("Reader", (CalibrationDataReader,), {"get_next": lambda self: next(examples, None)})()
-        quantize_static(*paths, reader, quant_format=QuantFormat.QDQ, weight_type=QuantType.QInt8)
+        quantize_static(*paths, reader, quant_format=QuantFormat[form], weight_type=QuantType.QInt8)
     else:
         quantize_dynamic(
             *paths, weight_type=QuantType.QInt8, per_channel="channel" in form, op_types_to_quantize=["Conv"]
@@ -203,6 +203,71 @@ def test_8_bit_weights_of_convolutions_are_found(workspace, tmp_path, form):
         weight, found = (side.module.get_submodule(piece.module).weight.detach().numpy() for side in (model, own))
         step = np.abs(weight).max() / 127  # no rounding to 8 bits is further off than half a step
         assert 0 < np.abs(found - weight).max() <= 0.51 * step
+
+
+def normed():
+    """Convolutions with norms and activations, added up, and a linear layer: what static quantization fuses."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+            self.second, self.other = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+            self.head = nn.Linear(16, 40)
+
+        def forward(self, input):
+            first = torch.relu(self.norm(self.first(input)))
+            second = torch.relu(self.other(self.second(first)) + first)
+            return self.head(second.mean((2, 3)))
+
+    torch.manual_seed(0)
+    net = Net().eval()
+    for norm in (net.norm, net.other):
+        norm.weight.data, norm.running_var = torch.rand(16) + 0.5, torch.rand(16) + 0.5
+    return net, {"input": torch.randn(2, 3, 11, 13)}
+
+
+def in_8_bits(workspace, folder, form):
+    """Write the normed net with its norms folded and everything in 8 bits, calibrated on random inputs."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    exported = workspace.export(EngineSpec.of(normed))
+    foreign_files.whole(exported.onnx_path, folder / "whole.onnx")
+    foreign_files.optimized(folder / "whole.onnx", folder / "source.onnx", "BASIC")
+    generator = np.random.default_rng(0)
+    batches = iter([{"input": generator.normal(size=(4, 3, 11, 13)).astype(np.float32)} for _ in range(8)])
+    reader = type("Reader", (CalibrationDataReader,), {"get_next": lambda self: next(batches, None)})()
+    options = {"quant_format": QuantFormat[form], "weight_type": QuantType.QInt8, "per_channel": True}
+    quantize_static(folder / "source.onnx", folder / "m.onnx", reader, **options)
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_static_quantization_with_folded_norms_is_aligned_without_its_rounding(workspace, tmp_path, form):
+    path = in_8_bits(workspace, tmp_path, form)
+    kinds = {node.op_type for node in onnx.load(str(path)).graph.node}
+    assert "BatchNormalization" not in kinds
+    assert ("QLinearConv" in kinds) == (form == "QOperator")
+    whole = quantized(load_model(ModelSource.of(normed)), OnnxFile(path))
+    weights = whole.weights
+    assert ({piece.module for piece in weights.pieces}, weights.missing) == ({"first", "second", "head"}, ())
+    assert weights.wrong == {}
+    assert whole.judged
+    assert all_faults(whole.study) == []
+    last = {cost.site: cost for cost in measure_costs(whole).sites}["head"]
+    assert 1e-3 < last.kernels < 0.1
+    assert 0.3 < last.kernels / last.rounding < 4
+
+
+def test_a_wrong_weight_of_a_quantized_convolution_is_named(workspace, tmp_path):
+    model = onnx.load(str(in_8_bits(workspace, tmp_path, "QOperator")))
+    node = [node for node in model.graph.node if node.op_type == "QLinearConv"][1]
+    (scale,) = [t for t in model.graph.initializer if t.name == node.input[4]]
+    scale.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(scale) * np.float32(1.1), scale.name))
+    onnx.save(model, str(tmp_path / "bad.onnx"))
+    wrong = quantized(load_model(ModelSource.of(normed)), OnnxFile(tmp_path / "bad.onnx")).weights.wrong
+    assert list(wrong) == ["second"]
+    assert "1.10 times it: wrong scales" in wrong["second"]
 
 
 def test_kernels_of_a_file_that_only_stores_8_bit_weights_do_nothing_wrong(llama_file, tmp_path):

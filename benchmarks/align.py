@@ -19,7 +19,7 @@ from ditto_core.align.alignment import Alignment
 from ditto_core.align.fault import faults
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.probes import HELD_OUT, probe
-from ditto_core.align.quantized import against_own_weights
+from ditto_core.align.quantized import quantized
 from ditto_core.align.repair import all_faults
 from ditto_core.align.verify import place_errors
 from ditto_core.model.loading import load_model
@@ -61,12 +61,13 @@ def row(tool: str, family: str, source: Path, path: Path) -> Row:
     """Align one file; its model and the imports are loaded before the clock starts."""
     model = load_model(ModelSource.of(str(source)))
     start = time.perf_counter()
-    seen = study(model, OnnxFile(path))
-    if seen.file.quantization:
-        seen = against_own_weights(seen)
+    file = OnnxFile(path)
+    whole = quantized(model, file) if file.quantization else None
+    seen = whole.study if whole else study(model, file)
     found = concluded(seen)
     seconds = time.perf_counter() - start
-    named = [] if found.quantization else [f"{fault.operator} `{fault.node}`" for fault in faults(seen.matching)]
+    judged = faults(seen.matching) if whole is None or whole.judged else []
+    named = [f"{fault.operator} `{fault.node}`" for fault in (*(whole.faults() if whole else ()), *judged)]
     return Row(tool, family, found, unconfirmed(found, seen), named, seconds)
 
 

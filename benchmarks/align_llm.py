@@ -17,10 +17,11 @@ from align_files import genai, tokenizer
 from ditto_core.align.aligning import concluded, study
 from ditto_core.align.alignment import summary
 from ditto_core.align.file import OnnxFile
-from ditto_core.align.quantized import against_own_weights, measure_costs
+from ditto_core.align.quantized import measure_costs, quantized
 from ditto_core.engines.workspace import Workspace
 from ditto_core.model.loading import load_model
 from ditto_core.pair.pair import Pair
+from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec, ModelSource
 
 PROMPT = [504, 2905, 6534, 1646, 31113, 260, 1979, 28, 253, 4116, 30]
@@ -64,31 +65,31 @@ def main(folder: Path, gguf: Path, precision: str) -> None:
     model = load_model(ModelSource.of(str(source)))
     said(start, "model loaded")
     start = time.perf_counter()
-    own = folder / f"{precision}-weights"
-    if not (own / "config.json").exists():
-        found = study(model, OnnxFile(target))
-        said(start, summary(concluded(found), model.label))
-        if found.file.quantization:
-            start = time.perf_counter()
-            said(start, str(measure_costs(found)))
-            against_own_weights(found).model.module.save_pretrained(own)
-            tokenizer(own)
-        del found
+    file = OnnxFile(target)
+    if file.quantization:
+        whole = quantized(model, file)
+        said(start, summary(concluded(whole.study), model.label))
+        start = time.perf_counter()
+        said(start, str(measure_costs(whole)))
+        del whole
+    else:
+        said(start, summary(concluded(study(model, file)), model.label))
     del model
-    step_beside(source, target)
-    if own.exists():
-        step_beside(own, target)
+    for reference in ("eager", "weights") if file.quantization else ("eager",):
+        step_beside(source, target, reference)
 
 
-def step_beside(source: Path, target: Path) -> None:
-    """Step the engine beside the model in a folder, and print the verdict and the logits' divergence by step."""
+def step_beside(source: Path, target: Path, reference: str) -> None:
+    """Step the engine beside a reference, and print the verdict and the logits' divergence by step."""
     start = time.perf_counter()
-    pair = Pair(Workspace(), EngineSpec.of(str(source), engine=target))
+    pair = Pair(Workspace(), EngineSpec.of(str(source), engine=target), PairOptions(reference=reference))
     comparison = pair.generate([PROMPT], max_new_tokens=STEPS)
     pair.close()
-    steps = [f"step {m.step}: kl_mean {m.kl_mean:.1e}, top1 {m.top1_agreement:.2f}" for m in comparison.logits]
-    tokens = [f"engine {row.engine}, reference {row.reference}" for row in comparison.tokens]
-    said(start, "\n".join([f"against {source.name}: {comparison}", *steps, *tokens]))
+    worst = max(comparison.results, key=lambda result: result.verdict.margin)
+    lines = [f"against {reference}: {comparison}", f"worst: {worst.site}, step {worst.step}: {worst.verdict}"]
+    lines += [f"step {m.step}: kl_mean {m.kl_mean:.1e}, top1 {m.top1_agreement:.2f}" for m in comparison.logits]
+    lines += [f"engine {row.engine}, reference {row.reference}" for row in comparison.tokens]
+    said(start, "\n".join(lines))
 
 
 if __name__ == "__main__":

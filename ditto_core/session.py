@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -53,6 +53,17 @@ class SessionInfo:
     def judged_as(self) -> str:
         """The name by which bounds are chosen: the dtype, marked where a quantized engine has the name of a float."""
         return f"quantized {self.dtype}" if self.quantized and "float" in self.dtype else self.dtype
+
+    def beside(self, reference: SessionInfo) -> SessionInfo:
+        """Return the engine as it is judged beside a reference.
+
+        Eager with the engine's own quantized weights differs by rounding only, which a noise floor measures: there a
+        quantized engine is judged as one of floats.
+        """
+        if reference.backend != "eager" or not reference.quantized:
+            return self
+        dtype = "float32" if reference.dtype == "float64" else reference.dtype  # no engine computes in float64
+        return replace(self, dtype=dtype, quantized=False)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SessionInfo:

@@ -12,12 +12,12 @@ from ditto_core.align import eager, running
 from ditto_core.align.alignment import Alignment, Place
 from ditto_core.align.binding import Binding
 from ditto_core.align.file import OnnxFile
-from ditto_core.align.layout import Layout, layouts
+from ditto_core.align.layout import Layout, layouts, product
 from ditto_core.align.matching import TOLERANCES, Match, Matching, match
-from ditto_core.align.nearest import candidates, laid_out, worst_error
+from ditto_core.align.nearest import candidates, flat, laid_out, worst_error
 from ditto_core.align.origin import ModelOrigin, Origin
+from ditto_core.align.parts import Feeds, Runnable
 from ditto_core.align.probes import BATCHES, PADDING, Probe, probes, untried_window, with_inputs_of
-from ditto_core.align.running import Runnable
 from ditto_core.align.values import Value
 from ditto_core.errors import UsageError
 
@@ -34,7 +34,7 @@ class Sides:
     """A file and the right side on the same inputs. ``feeds`` are the file's, ``origin`` is what the sites are of."""
 
     file: Runnable
-    feeds: running.Feeds
+    feeds: Feeds
     matching: Matching
     origin: Origin
 
@@ -62,10 +62,10 @@ class Study(Sides):
         return of_both(self.model, self.file, self.binding, ran, *eager.capture(self.model, ran))
 
 
-def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None = None) -> Study:
+def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None = None, tolerance: float = 0.0) -> Study:
     """Run both sides on the probes and match their values. ``inputs`` are roles of the file's inputs by name.
 
-
+    ``tolerance``: the relative L2 of values that agree; 0 is what the file's dtype has.
     Raises :class:`UsageError` when an input of the file fits nothing, :class:`~ditto_core.errors.RunError` when a side
     fails.
     """
@@ -74,7 +74,7 @@ def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     ran = probes(model, (fixed, fixed) if fixed else BATCHES)
     sites, finals = eager.capture(model, ran)
     binding = running.bind(file, model, ran, {name: sites[i] for name, i in finals.items()}, inputs or {})
-    return of_both(model, file, binding, ran, sites, finals)
+    return of_both(model, file, binding, ran, sites, finals, tolerance)
 
 
 def of_both(
@@ -84,11 +84,12 @@ def of_both(
     ran: Sequence[Probe],
     sites: Sequence[Value],
     finals: Mapping[str, int],
+    tolerance: float = 0.0,
 ) -> Study:
     """Run the file and match its values with the model's."""
     feeds = [running.fed(binding, probe) for probe in ran]
     values = running.capture(file, feeds, tuple(probe.batch for probe in ran))
-    matching = match(sites, values, TOLERANCES.get(file.dtype, TOLERANCES["float32"]))
+    matching = match(sites, values, tolerance or TOLERANCES.get(file.dtype, TOLERANCES["float32"]))
     return Study(file, feeds, matching, ModelOrigin(model.module), model, ran, binding, finals)
 
 
@@ -123,7 +124,7 @@ def concluded(found: Study) -> Alignment:
         reasons["hidden"],
         {**reasons["absent"], **missing},
         reasons["ambiguous"],
-        tuple(remarks(found)),
+        notes=tuple(remarks(found)),
     )
 
 
@@ -189,8 +190,8 @@ def layouts_for(value: Value, site: Value) -> Sequence[Layout]:
 
 def measured(value: Value, site: Value, layout: Layout) -> float:
     """Return the relative L2 error of a value in a layout, on the worst probe."""
-    ends = np.cumsum([array.size for array in site.arrays])[:-1]
-    return worst_error(laid_out(value, layout), np.concatenate([a.ravel() for a in site.clean]), ends)
+    ends = np.cumsum(product(site.dims))[:-1]
+    return worst_error(laid_out(value, layout), flat(site), ends)
 
 
 def placed(site: str, values: Sequence[Value], index: int, layout: Layout, error: float, ratio: float) -> Place:

@@ -60,7 +60,8 @@ class Alignment:
 
     ``finals`` are the model's own outputs, ``sites`` all others that the file holds. ``hidden`` are computed inside of
     fused operators and vouched for by what follows; ``absent`` are neither there nor vouched for, ``ambiguous`` could
-    be several values: name -> reason each. ``digest`` is the SHA-256 (hex) of the file and its weights by name.
+    be several values, ``wrong`` have a quantized weight that is no rounding of the model's: name -> reason each.
+    ``digest`` is the SHA-256 (hex) of the file and its weights by name.
     """
 
     file: str
@@ -74,6 +75,7 @@ class Alignment:
     hidden: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     ambiguous: Mapping[str, str] = field(default_factory=dict)
+    wrong: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -102,7 +104,7 @@ class Alignment:
             "inputs": self.binding.to_json(),
             "outputs": {name: place.to_json() for name, place in self.finals.items()},
             "sites": {name: place.to_json() for name, place in self.sites.items()},
-            **{name: dict(getattr(self, name)) for name in ("hidden", "absent", "ambiguous")},
+            **{name: dict(getattr(self, name)) for name in ("hidden", "absent", "ambiguous", "wrong")},
             "notes": list(self.notes),
         }
 
@@ -115,7 +117,9 @@ class Alignment:
                 for key in ("outputs", "sites")
             }
             plain = {name: data[name] for name in ("file", "digest", "dtype", "quantization", "tolerance")}
-            reasons = {name: data[name] for name in ("hidden", "absent", "ambiguous")}
+            reasons = {name: data[name] for name in ("hidden", "absent", "ambiguous")} | {
+                "wrong": data.get("wrong", {})
+            }
             binding = Binding.from_json(data["inputs"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
@@ -149,7 +153,9 @@ class Alignment:
                 )
         if dict(digest) == dict(self.digest):
             return self
-        return replace(self, digest=digest, notes=(*self.notes, "the map was made from another version of the file"))
+        return replace(
+            self, digest=digest, wrong={}, notes=(*self.notes, "the map was made from another version of the file")
+        )
 
 
 def block(value: Any) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ditto_core.align.file import ask_fused, inference_session_of
-from ditto_core.align.running import run, usable
+from ditto_core.align.parts import run
+from ditto_core.align.running import usable
 from ditto_core.align.values import Array, Value
 from ditto_core.errors import SelectorError
 from ditto_core.graphs.cut import value_info

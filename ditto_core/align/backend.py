@@ -8,11 +8,13 @@ from pathlib import Path
 from ditto_core.align.alignment import Alignment
 from ditto_core.align.file import OnnxFile, ask_fused, show
 from ditto_core.align.making import align
+from ditto_core.align.pieces import own_weights
+from ditto_core.align.rounding import rounded
 from ditto_core.align.session import FileSession, mapped
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.onnxruntime import LEVELS, load_library
 from ditto_core.errors import SelectorError, UsageError, nearest
-from ditto_core.model.loading import load_model
+from ditto_core.model.loading import LoadedModel, load_model
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
@@ -63,11 +65,20 @@ class FileBackend:
         digest = OnnxFile(spec.option("file")).digest
         return {**digest, **({"map": hash_file(Path(spec.option("map")))} if spec.option("map") else {})}
 
+    def own_models(self, spec: EngineSpec, model: LoadedModel) -> tuple[LoadedModel, LoadedModel]:
+        """Return the model with the file's quantized weights, and the same that rounds as the file's operators do."""
+        file = OnnxFile(spec.option("file"))
+        if not file.quantization:
+            raise UsageError(f"reference='weights' needs a quantized engine file, {file.path.name} is in {file.dtype}")
+        own, weights = own_weights(model, file)
+        return own, rounded(own, weights.roundings)
+
     def build(self, request: BuildRequest) -> BuildReport:
         """Align the file, and write it with the taps as further outputs, the weights beside it, and no other change."""
         spec = request.spec
         file = OnnxFile(spec.option("file"))
         found = alignment_of(spec, file)
+        file = file.readable() if file.quantization else file
         taps = tuple(tap for tap in request.taps if mapped(tap, found))
         places = [found.sites[mapped(tap, found)].value for tap in taps]
         model = file.copy()
@@ -76,7 +87,8 @@ class FileBackend:
         file.place(model, request.directory, ENGINE_FILE, copy=True)
         found.save(request.directory / MAP_FILE)
         refused = {tap.site: reason(tap, found) for tap in request.taps if tap not in taps}
-        facts = {"file": str(file.path), "sha256": found.digest[file.path.name], "notes": list(found.notes)}
+        known = {"file": str(file.path), "sha256": found.digest[file.path.name]}
+        facts = {**known, "notes": list(found.notes), "wrong": dict(found.wrong)}
         return BuildReport(taps, refused, facts, partial=True)
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> FileSession:

@@ -26,7 +26,7 @@ class Explained:
     """A fault with its cause, and the values that are right in the place of its operator's outputs, by name."""
 
     fault: Fault
-    put: Mapping[str, list[Array]] = field(default_factory=dict)
+    put: Mapping[str, Sequence[Array]] = field(default_factory=dict)
 
 
 def explained(study: Sides, fault: Fault) -> Explained:

@@ -14,6 +14,7 @@ from ditto_core.align.aligning import final_places
 from ditto_core.align.alignment import Place
 from ditto_core.align.binding import Binding, Slot, computed_from
 from ditto_core.align.fault import Fault
+from ditto_core.align.parts import outputs_of
 from ditto_core.align.probes import HELD_OUT, probe
 from ditto_core.align.verify import SEED, WORSE, distance
 from ditto_core.errors import DittoError
@@ -87,15 +88,15 @@ def worst(
     expected: Sequence[Mapping[str, torch.Tensor]],
 ) -> tuple[float, str]:
     """Return the largest relative L2 error of a final output after the first step, and which one it is."""
-    session = study.file.session(study.file.copy())
+    graph = study.file.copy()
     batch = steps[0]["input_ids"].shape[0]
     cache, past = binding.empty(batch), 0
-    names = [value.name for value in session.get_outputs()]
+    names = [value.name for value in graph.graph.output]
     errors = [(0.0, next(iter(finals)))]
     for number, inputs in enumerate(steps):
         arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
         try:
-            found = dict(zip(names, running.run(session, names, {**binding.feed(arrays, past), **cache}), strict=True))
+            found = outputs_of(study.file, graph, {**binding.feed(arrays, past), **cache}, names)
         except DittoError:
             return float("inf"), errors[0][1]
         cache = {slot.input: found[slot.output] for slot in binding.cache}

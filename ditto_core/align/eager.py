@@ -6,17 +6,18 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ditto_core.align.probes import Probe
+from ditto_core.align.store import Kept, Lazy, Store
 from ditto_core.align.values import Value
 from ditto_core.errors import RunError
 from ditto_core.model.forward import Forward
@@ -37,7 +38,7 @@ Key = tuple[str, str, str, int]
 class Result:
     """One floating ATen result on one probe. ``parents`` are the keys of the results that it is computed from."""
 
-    array: Any
+    array: Kept
     parents: tuple[Key, ...]
     sites: list[str] = field(default_factory=list)
 
@@ -53,19 +54,19 @@ class Run:
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every floating ATen result of a forward pass. Views of weights are left out, and so are scalars."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.results: dict[Key, Result] = {}
-        self.keys: dict[int, Key] = {}
+        self.keys: Any = WeakIdKeyDictionary()  # tensor -> Key
         self.path = [""]
-        self._alive: list[Any] = []
+        self._store = store
         self._count: Counter[tuple[str, str, str]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and record what it returns."""
         out = func(*args, **(kwargs or {}))
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        parents = tuple(dict.fromkeys(self.keys[id(t)] for t in given if id(t) in self.keys))
+        parents = tuple(dict.fromkeys(self.keys[t] for t in given if t in self.keys))
         stores = {t.untyped_storage().data_ptr() for t in given}
         for tensor in tree_leaves(out):
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
@@ -75,18 +76,17 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def add(self, tensor: torch.Tensor, operator: str, line: str, parents: tuple[Key, ...]) -> Key:
-        """Record one result; the tensor is kept, so that no other gets its id."""
+        """Record one result."""
         place = (self.path[-1], operator, line)
         key = (*place, self._count[place])
         self._count[place] += 1
-        self.results[key] = Result(plain(tensor), parents)
-        self.keys[id(tensor)] = key
-        self._alive.append(tensor)
+        self.results[key] = Result(self._store.keep(plain(tensor)), parents)
+        self.keys[tensor] = key
         return key
 
     def name(self, site: str, tensor: torch.Tensor, module: nn.Module) -> None:
         """Give a recorded result the name of a site; a projection with a bias is recorded without it as well."""
-        key = self.keys.get(id(tensor))
+        key = self.keys.get(tensor)
         if key is None:
             return
         self.results[key].sites.append(site)
@@ -97,9 +97,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.add(before, WITHOUT_BIAS, "", self.results[key].parents)
 
 
-def record(model: LoadedModel, probe: Probe) -> Run:
-    """Run the eager model on one probe. Raises :class:`RunError` when it fails."""
-    watch = Watch()
+def record(model: LoadedModel, probe: Probe, store: Store) -> Run:
+    """Run the eager model on one probe; a store keeps what it computes. Raises :class:`RunError` when it fails."""
+    watch = Watch(store)
     recorder = Recorder(model.module, watch.name)
     try:
         with ExitStack() as stack:
@@ -110,7 +110,7 @@ def record(model: LoadedModel, probe: Probe) -> Run:
             outputs = forward(model, probe.inputs)
     except (RuntimeError, TypeError, IndexError) as error:
         raise RunError(f"the eager model failed on a probe: {str(error).splitlines()[0]}") from error
-    finals = {name: watch.keys[id(tensor)] for name, tensor in outputs.items() if id(tensor) in watch.keys}
+    finals = {name: watch.keys[tensor] for name, tensor in outputs.items() if tensor in watch.keys}
     return Run(watch.results, finals)
 
 
@@ -155,14 +155,18 @@ def model_line() -> str:
 
 
 def plain(tensor: torch.Tensor) -> Any:
-    """Return a copy as a float32 array."""
+    """Return a float32 array, which may be the tensor's own memory."""
     with _disable_current_modes():
-        return np.array(tensor.detach().float().cpu().numpy())
+        return tensor.detach().float().cpu().numpy()
 
 
 def together(runs: Sequence[Run]) -> tuple[list[Value], dict[str, int]]:
-    """Put the runs of all probes together: the values that every probe has, and the index of each final output."""
-    shared = [key for key in runs[0].results if all(key in run.results for run in runs[1:])]
+    """Put the runs of all probes together: the values that every probe has, and the index of each final output.
+
+    A result of another rank on another probe is not the same result.
+    """
+    ranks = [{key: len(result.array.shape) for key, result in run.results.items()} for run in runs]
+    shared = [key for key, rank in ranks[0].items() if all(other.get(key) == rank for other in ranks[1:])]
     index = {key: i for i, key in enumerate(shared)}
     values = []
     for key in shared:
@@ -171,9 +175,9 @@ def together(runs: Sequence[Run]) -> tuple[list[Value], dict[str, int]]:
         name = f"{path}/{operator}" + (f"#{count}" if count else "")
         parents = tuple(sorted({index[k] for k in known_ancestors(runs[0], key, index)}))
         sites = tuple(dict.fromkeys(results[0].sites))
-        values.append(Value(name, operator, line, [result.array for result in results], parents, sites))
+        values.append(Value(name, operator, line, Lazy(result.array for result in results), parents, sites))
     finals = {name: index[key] for name, key in runs[0].finals.items() if key in index}
-    return same_rank(values, finals)
+    return values, finals
 
 
 def known_ancestors(run: Run, key: Key, index: Mapping[Key, int]) -> Iterator[Key]:
@@ -185,23 +189,10 @@ def known_ancestors(run: Run, key: Key, index: Mapping[Key, int]) -> Iterator[Ke
             yield from known_ancestors(run, parent, index)
 
 
-def same_rank(values: list[Value], finals: dict[str, int]) -> tuple[list[Value], dict[str, int]]:
-    """Check that every value has one rank on all probes; a result that has not is not the same result."""
-    odd = {i for i, value in enumerate(values) if len({array.ndim for array in value.arrays}) > 1}
-    if not odd:
-        return values, finals
-    place = {old: new for new, old in enumerate(i for i in range(len(values)) if i not in odd)}
-    kept = [
-        replace(value, parents=tuple(place[p] for p in value.parents if p in place))
-        for i, value in enumerate(values)
-        if i in place
-    ]
-    return kept, {name: place[i] for name, i in finals.items() if i in place}
-
-
 def capture(model: LoadedModel, probes: Sequence[Probe]) -> tuple[list[Value], dict[str, int]]:
     """Return every value of the eager model on all probes, and the index of each final output by its name.
 
     The sites are those of :class:`~ditto_core.model.recorder.Recorder`. Raises :class:`RunError` when the model fails.
     """
-    return together([record(model, probe) for probe in probes])
+    store = Store()
+    return together([record(model, probe, store) for probe in probes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.align.exact import exact_graph, readable_graph
 from ditto_core.backends.onnxruntime import load_library
 from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import place_weights, read_graph, weights_files
@@ -30,6 +32,10 @@ INTEGER = (
     *("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "MatMulIntegerToFloat", "DequantizeLinear"),
     *("ConvInteger", "QLinearConv"),
 )
+
+
+ROUNDING = ("DynamicQuantize", "QuantizeLinear", "QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger")
+"""How the names of operators begin that round activations, or compute on rounded ones."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,11 @@ class OnnxFile:
             return QUANTIZED[found.pop()]
         return "int8" if operators & set(INTEGER) else ""
 
+    @property
+    def rounds(self) -> bool:
+        """Whether operators round what they read; after :meth:`exact` those that it does not know."""
+        return any(node.op_type.startswith(ROUNDING) for node in self.model.graph.node)
+
     @cached_property
     def dtype(self) -> str:
         """The dtype that the file computes in: that of most of its floating weights, else of its outputs."""
@@ -111,6 +122,18 @@ class OnnxFile:
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         return model
+
+    def exact(self) -> OnnxFile:
+        """Return the file with operators that do not round what they read."""
+        made = copy.copy(self)
+        made.model = exact_graph(self.model)
+        return made
+
+    def readable(self) -> OnnxFile:
+        """Return the file with what the integers of its activations stand for in their place; it computes the same."""
+        made = copy.copy(self)
+        made.model = readable_graph(self.model)
+        return made
 
     def place(self, model: onnx.ModelProto, directory: Path, name: str, *, copy: bool = False) -> Path:
         """Write a changed graph into a folder, with links to the weights beside it. Returns the new file.

@@ -24,7 +24,7 @@ from ditto_core.graphs.graph import Arrays, Graph
 if TYPE_CHECKING:
     import onnx
 
-    from ditto_core.align.running import Feeds
+    from ditto_core.align.parts import Feeds
 
 MOST_FAULTS = 8
 """So many faults are repaired before what is left counts as different."""

@@ -10,7 +10,7 @@ from ditto_core.align.aligning import concluded, study
 from ditto_core.align.cause import explained
 from ditto_core.align.decoding import decoding_fault
 from ditto_core.align.fault import faults
-from ditto_core.align.quantized import against_own_weights
+from ditto_core.align.quantized import quantized
 from ditto_core.align.verify import verified
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ def align(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     model that has the file's weights. Raises :class:`~ditto_core.errors.UsageError` when an input of the file fits
     nothing or no output is the model's, :class:`~ditto_core.errors.RunError` when a side fails.
     """
-    found = study(model, file, inputs)
-    if file.quantization:
-        found = against_own_weights(found)
-    made = verified(concluded(found), found.model, file)
-    wrong = faults(found.matching) if made.off and not file.quantization else []
-    first = [explained(found, fault).fault for fault in wrong[:1]]
-    if not made.off and not file.quantization and (later := decoding_fault(found)) is not None:
+    whole = quantized(model, file, inputs) if file.quantization else None
+    found = whole.study if whole else study(model, file, inputs)
+    made = verified(concluded(found), found.model, found.file)
+    if whole:
+        made = replace(made, wrong=whole.weights.wrong)
+    if whole and not whole.judged:
+        return made
+    first = [explained(found, fault).fault for fault in faults(found.matching)[:1]] if made.off else []
+    if not made.off and (later := decoding_fault(found)) is not None:
         first = [later]
     notes = (f"first wrong operator on the probes: {f.operator} {f.node}, {f.cause or f.site}" for f in first)
     return replace(made, notes=(*made.notes, *notes))

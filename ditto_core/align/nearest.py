@@ -5,18 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ditto_core.align.layout import Layout, layouts, product
+from ditto_core.align.store import Lazy
 from ditto_core.align.values import Array, Dims, Value
 
 FARTHEST = 1.5
 """Two unrelated tensors of one size are about 1.4 apart."""
 CLOSEST = 3
 """So many candidates of each product are measured exactly: products of float32 round to about 1e-3."""
+CHUNK = 1 << 26
+"""Bytes of values of either side that are compared at once."""
 TINY = 1e-30
 WIDEST = 8
 """A packed value is at most so many times as wide as its part."""
@@ -44,10 +47,11 @@ def candidates(
         if product(site_dims) != product(value_dims):
             continue
         for layout in layouts(value_dims, site_dims, batches):
-            for index, found in closest(sites, values, ours, theirs, layout):
-                known = near[index].get(found.value)
-                if found.error < most and (known is None or found.error < known.error):
-                    near[index][found.value] = found
+            for some, others in itertools.product(chunks(ours, site_dims), list(chunks(theirs, value_dims))):
+                for index, found in closest(sites, values, some, others, layout):
+                    known = near[index].get(found.value)
+                    if found.error < most and (known is None or found.error < known.error):
+                        near[index][found.value] = found
     return {index: sorted(found.values(), key=lambda c: (c.error, c.value)) for index, found in near.items()}
 
 
@@ -63,18 +67,29 @@ def closest(
     sites: Sequence[Value], values: Sequence[Value], ours: Sequence[int], theirs: Sequence[int], layout: Layout
 ) -> list[tuple[int, Candidate]]:
     """Return the closest values of each site in one layout, measured exactly."""
-    left = np.stack([np.concatenate([a.ravel() for a in sites[i].clean]) for i in ours])
+    left = np.stack([flat(sites[i]) for i in ours])
     right = np.stack([laid_out(values[j], layout) for j in theirs])
     size = np.einsum("ij,ij->i", left, left, dtype=np.float64)[:, None] + TINY
     other = np.einsum("ij,ij->i", right, right, dtype=np.float64)
     rough = np.maximum(size + other - 2.0 * (left @ right.T), 0) / size
-    ends = np.cumsum([array.size for array in sites[ours[0]].arrays])[:-1]
+    ends = np.cumsum(product(sites[ours[0]].dims))[:-1]
     found = []
     for row, index in enumerate(ours):
         for column in np.argsort(rough[row])[:CLOSEST]:
             error = worst_error(right[column], left[row], ends)
             found.append((index, Candidate(error, theirs[column], layout)))
     return found
+
+
+def flat(value: Value) -> Array:
+    """Return a value's numbers, probe after probe."""
+    return np.concatenate([array.ravel() for array in value.clean])
+
+
+def chunks(members: Sequence[int], dims: Dims) -> Iterator[Sequence[int]]:
+    """Yield values of one shape, so many at once as are held in memory."""
+    count = max(1, CHUNK // (4 * max(1, sum(product(dims)))))
+    return (members[start : start + count] for start in range(0, len(members), count))
 
 
 def laid_out(value: Value, layout: Layout) -> Array:
@@ -125,13 +140,13 @@ def widths(dims: Dims) -> set[tuple[tuple[int, ...], int]]:
 
 def block(value: Value, base: int, start: int, stop: int) -> Value:
     """Return columns of a value as a value of its own."""
-    arrays = [array[..., start:stop] for array in value.arrays]
+    arrays = value.arrays if isinstance(value.arrays, Lazy) else Lazy(value.arrays)
     name = f"{value.name}[..., {start}:{stop}]"
     return Value(
         name,
         value.operator,
         value.where,
-        arrays,
+        arrays.columns(start, stop),
         value.parents,
         base=base,
         columns=(start, stop),

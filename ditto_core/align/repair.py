@@ -7,7 +7,7 @@ outputs, one right output heals some of it and leaves the rest wrong at the very
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -61,7 +61,7 @@ def all_faults(study: Study, most: int = 4) -> list[Repair]:
     return repaired(study.padded(), most)[0] if masked else []
 
 
-Taken: TypeAlias = tuple[Repair, dict[str, list[Array]], S]
+Taken: TypeAlias = tuple[Repair, dict[str, Sequence[Array]], S]
 """A repair, all values that are put in up to now, and both sides with them."""
 
 
@@ -71,7 +71,7 @@ def repaired(study: S, most: int, *, to_the_end: bool = False) -> tuple[list[Rep
     ``to_the_end``: with the last one, too.
     """
     found: list[Repair] = []
-    forced: dict[str, list[Array]] = {}
+    forced: dict[str, Sequence[Array]] = {}
     seen: set[str] = set()
     while len(found) < most:
         new = [fault for fault in faults(study.matching) if fault.node not in seen]
@@ -89,7 +89,7 @@ def repaired(study: S, most: int, *, to_the_end: bool = False) -> tuple[list[Rep
     return found[:most], study
 
 
-def caused_repair(study: S, known: Explained, forced: dict[str, list[Array]]) -> Taken[S] | None:
+def caused_repair(study: S, known: Explained, forced: dict[str, Sequence[Array]]) -> Taken[S] | None:
     """Put what a fault's operator gives without its cause in its place, where that heals."""
     put = {**forced, **known.put}
     other = study.again(put) if known.put else study
@@ -103,7 +103,7 @@ def caused_repair(study: S, known: Explained, forced: dict[str, list[Array]]) ->
     return Repair(known.fault, healed, gain), put, other
 
 
-def best_repair(study: S, fault: Fault, forced: dict[str, list[Array]]) -> Taken[S] | None:
+def best_repair(study: S, fault: Fault, forced: dict[str, Sequence[Array]]) -> Taken[S] | None:
     """Put the sites near a fault in the place of its operator's outputs; return the first repair that heals.
 
     It heals more than follows at once, or leaves nothing wrong.
@@ -131,7 +131,7 @@ def elsewhere(study: Sides, fault: Fault, put: dict[str, Any]) -> bool:
     return True
 
 
-def proposals(study: Sides, fault: Fault) -> Iterator[tuple[tuple[str, ...], dict[str, list[Array]]]]:
+def proposals(study: Sides, fault: Fault) -> Iterator[tuple[tuple[str, ...], dict[str, Sequence[Array]]]]:
     """Yield what may be right in the place of the operator's wrong outputs, all at once, the likeliest first."""
     matching = study.matching
     judged = Judged(matching)
@@ -156,7 +156,7 @@ def proposals(study: Sides, fault: Fault) -> Iterator[tuple[tuple[str, ...], dic
             yield titles, {values[c.value].name: in_place(matching, kind, c) for kind, c in chosen}
 
 
-def in_place(matching: Matching, kind: int, candidate: Candidate) -> list[Array]:
+def in_place(matching: Matching, kind: int, candidate: Candidate) -> Sequence[Array]:
     """Return the numbers of a class of sites in the shape of a value: of the member laid out alike, if there is one."""
     value = matching.values[candidate.value]
     same = (i for i, other in matching.site_class.items() if other == kind)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ditto_core.align.binding import FUSED_CACHES, Binding, bindings
-from ditto_core.align.file import OnnxFile, ask_fused, expose
+from ditto_core.align.exact import added
+from ditto_core.align.file import OnnxFile, ask_fused
+from ditto_core.align.parts import Feeds, Runnable, outputs_of, run_in_parts
 from ditto_core.align.probes import Probe
+from ditto_core.align.store import Lazy, Store
 from ditto_core.align.values import Array, Value
-from ditto_core.errors import BuildError, RunError, first_line
+from ditto_core.errors import BuildError, RunError
 
 if TYPE_CHECKING:
     import onnx
@@ -25,27 +27,6 @@ COMPUTED = "::computed"
 
 Forced = Mapping[str, Sequence[Array]]
 """Values that are given instead of computed: one array a probe, by name."""
-
-
-Feeds = Sequence[Mapping[str, Any]]
-"""What a file is fed: an array an input, one mapping a probe."""
-
-
-class Runnable(Protocol):
-    """A graph that can be changed and run."""
-
-    @property
-    def folder(self) -> Path:
-        """Where the weights lie that are not in the graph."""
-        ...
-
-    def copy(self) -> onnx.ModelProto:
-        """Return the graph to be changed."""
-        ...
-
-    def session(self, model: onnx.ModelProto) -> Any:
-        """Open a changed graph, unoptimized."""
-        ...
 
 
 def capture(file: Runnable, feeds: Feeds, batches: tuple[int, ...], forced: Forced | None = None) -> list[Value]:
@@ -62,14 +43,39 @@ def run_exposed(file: Runnable, feeds: Feeds, batches: tuple[int, ...], forced: 
     if inside:
         ask_fused(model)
     replace_outputs(model, forced)
-    expose(model)
-    session = file.session(model)
-    names = [value.name for value in session.get_outputs()]
-    runs = []
-    for i, given in enumerate(feeds):
-        feed = {**given, **{name: arrays[i] for name, arrays in forced.items()}}
-        runs.append(dict(zip(names, run(session, names, feed), strict=True)))
-    return values_of(model, runs, forced, batches)
+    store = Store()
+    made: dict[str, Computed] = {}
+    whole = [{**feed, **{name: arrays[i] for name, arrays in forced.items()}} for i, feed in enumerate(feeds)]
+    skipped = of_weights(model)
+    for name, arrays in run_in_parts(file, model, whole, lambda name: name not in skipped):
+        if usable(arrays):
+            made[name] = Computed(arrays[0].dtype.name, Lazy(store.keep(array) for array in arrays))
+    return values_of(model, made, forced, batches)
+
+
+def of_weights(model: onnx.ModelProto) -> set[str]:
+    """Return the constants, and the values that only prepare quantized weights: no site of the model is one."""
+    known = {tensor.name for tensor in model.graph.initializer}
+    prepared: set[str] = set()
+    unseen: set[str] = set()
+    for node in model.graph.node:
+        stored = all(name in known or name in prepared for name in node.input if name)
+        started = node.op_type == "DequantizeLinear" or added(node.output[0])
+        if node.op_type == "Constant":
+            known |= set(node.output)
+        elif stored and (started or any(name in prepared for name in node.input)):
+            prepared |= set(node.output)
+        if node.op_type == "Constant" or added(node.output[0]):
+            unseen |= set(node.output)
+    return prepared | unseen
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A floating value on all probes, and the dtype that it was computed in."""
+
+    dtype: str
+    arrays: Sequence[Array]
 
 
 def replace_outputs(model: onnx.ModelProto, forced: Forced) -> None:
@@ -83,34 +89,35 @@ def replace_outputs(model: onnx.ModelProto, forced: Forced) -> None:
                 kind = onnx.helper.np_dtype_to_tensor_dtype(forced[name][0].dtype)
                 shape = [None] * forced[name][0].ndim
                 model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, shape))
-    kept = [value for value in model.graph.output if value.name not in forced]
-    del model.graph.output[:]
-    model.graph.output.extend(kept)
 
 
 def values_of(
-    model: onnx.ModelProto, runs: Sequence[Mapping[str, Any]], forced: Forced, batches: tuple[int, ...]
+    model: onnx.ModelProto, made: Mapping[str, Computed], forced: Forced, batches: tuple[int, ...]
 ) -> list[Value]:
     """Return the floating values in the graph's order. Through integers and shapes nothing is inherited."""
     values: list[Value] = []
     origin: dict[str, tuple[int, ...]] = {}
+    known = {**made, **{name: put(arrays) for name, arrays in forced.items()}}
     for node in model.graph.node:
         parents = tuple(sorted({i for name in node.input for i in origin.get(name, ())}))
         returned = {node.output[i] for i in FUSED_CACHES.get(node.op_type, {}).values() if i < len(node.output)}
         for output in filter(None, node.output):
             name = output.removesuffix(COMPUTED)
-            given: Sequence[Any] = forced.get(name) or [run.get(output) for run in runs]
-            arrays = [np.asarray(array) for array in given]
-            if not usable(arrays):
+            if name not in known:
                 origin[name] = parents
                 continue
             origin[name] = (len(values),)
-            data = [array.astype(np.float32) for array in arrays]
             inherited = () if name in forced else parents
-            made = Value(name, node.op_type, node.name or f"making {name}", data, inherited, batches=batches)
-            made.dtype = arrays[0].dtype.name
-            values.append(replace(made, vouches=output not in returned))
+            place = node.name or f"making {name}"
+            value = Value(name, node.op_type, place, known[name].arrays, inherited, batches=batches)
+            value.dtype, value.vouches = known[name].dtype, output not in returned
+            values.append(value)
     return values
+
+
+def put(arrays: Sequence[Array]) -> Computed:
+    """Return a value that was put in a node's place."""
+    return Computed(arrays[0].dtype.name, [array.astype(np.float32) for array in arrays])
 
 
 def usable(arrays: Sequence[Any]) -> bool:
@@ -123,14 +130,6 @@ def fed(binding: Binding, probe: Probe) -> dict[str, Any]:
     """Return the arrays of a first step on a probe."""
     inputs = {name: tensor.numpy() for name, tensor in probe.inputs.items()}
     return {**binding.feed(inputs, 0), **binding.empty(probe.batch)}
-
-
-def run(session: Any, names: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
-    """Run a session. Raises :class:`RunError` with the first line of ONNX Runtime's complaint."""
-    try:
-        return session.run(names, feed)
-    except Exception as error:
-        raise RunError(f"onnxruntime failed: {first_line(error)}") from error
 
 
 def bind(
@@ -146,13 +145,13 @@ def bind(
     choices = bindings(file, list(first), kinds, config if model.decoder else None, given)
     if len(choices) == 1:
         return choices[0]
-    session = file.session(file.copy())
-    names = [value.name for value in session.get_outputs()]
+    graph = file.copy()
+    names = [value.name for value in graph.graph.output]
     scores: list[tuple[float, int]] = []
     problem: RunError | None = None
     for i, choice in enumerate(choices):
         try:
-            found = run(session, names, fed(choice, probes[0]))
+            found = outputs_of(file, graph, fed(choice, probes[0]), names).values()
         except RunError as error:
             problem = error
             continue
@@ -162,7 +161,7 @@ def bind(
     return choices[min(scores)[1]]
 
 
-def nearest_error(outputs: Sequence[Any], finals: Mapping[str, Value]) -> float:
+def nearest_error(outputs: Iterable[Any], finals: Mapping[str, Value]) -> float:
     """Return the smallest relative L2 distance of any output to any final output of the model of the same shape."""
     distances = [1e9]
     for output in outputs:

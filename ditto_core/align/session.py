@@ -10,7 +10,7 @@ import torch
 
 from ditto_core.align.alignment import Alignment
 from ditto_core.align.file import inference_session
-from ditto_core.align.running import run
+from ditto_core.align.parts import run
 from ditto_core.backends.onnxruntime import LEVELS, load_library
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap

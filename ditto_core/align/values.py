@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from ditto_core.align.store import Lazy
 
 Array: TypeAlias = npt.NDArray[Any]
 Dims: TypeAlias = tuple[tuple[int, ...], ...]
@@ -34,7 +37,7 @@ class Value:
     name: str
     operator: str
     where: str
-    arrays: list[Array]
+    arrays: Sequence[Array]
     parents: tuple[int, ...] = ()
     sites: tuple[str, ...] = ()
     base: int = -1
@@ -46,12 +49,19 @@ class Value:
     @cached_property
     def dims(self) -> Dims:
         """The shape on every probe."""
-        return tuple(zip(*(array.shape for array in self.arrays), strict=True))
+        arrays = self.arrays
+        shapes = arrays.shapes if isinstance(arrays, Lazy) else [array.shape for array in arrays]
+        return tuple(zip(*shapes, strict=True))
 
     @cached_property
-    def clean(self) -> list[Array]:
+    def seen(self) -> bool:
+        """Whether all numbers are finite, and none stands for minus infinity."""
+        return all(bool((np.abs(array) < HIDDEN_SCORE).all()) for array in self.arrays)
+
+    @property
+    def clean(self) -> Sequence[Array]:
         """The arrays with zeros for what is not finite or stands for minus infinity in masked scores."""
-        return [visible(array) for array in self.arrays]
+        return self.arrays if self.seen else [visible(array) for array in self.arrays]
 
     @cached_property
     def constant(self) -> bool:
@@ -80,7 +90,7 @@ def classes(values: Sequence[Value]) -> dict[int, int]:
     found: dict[int, int] = {}
     first: dict[bytes, int] = {}
     for index, value in enumerate(values):
-        if value.arrays[0].size < 2 or (value.constant and np.unique(value.arrays[0]).size < FEW):
+        if math.prod(size[0] for size in value.dims) < 2 or (value.constant and np.unique(value.arrays[0]).size < FEW):
             continue
         key = hashlib.sha256()  # the sorted numbers themselves would be one more copy of every value
         for array in value.arrays:

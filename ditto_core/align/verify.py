@@ -11,8 +11,9 @@ import numpy as np
 from ditto_core.align import eager, running
 from ditto_core.align.alignment import Alignment, Place
 from ditto_core.align.binding import MASK
-from ditto_core.align.file import OnnxFile, ask_fused, show
+from ditto_core.align.file import OnnxFile, ask_fused
 from ditto_core.align.matching import LOOSE
+from ditto_core.align.parts import outputs_of
 from ditto_core.align.probes import HELD_OUT, PADDING, Probe, probe
 from ditto_core.errors import DittoError, UsageError
 
@@ -62,8 +63,8 @@ def padding_note(found: Alignment, model: LoadedModel, file: OnnxFile, batch: in
 def place_errors(found: Alignment, model: LoadedModel, file: OnnxFile, given: Probe) -> dict[str, float]:
     """Return the relative L2 error of every place on one probe, at the tokens that are not padding."""
     sites, finals = eager.capture(model, [given])
-    expected: dict[str, Any] = {name: site.arrays[0] for site in sites for name in site.sites}
-    expected |= {name: sites[index].arrays[0] for name, index in finals.items()}
+    expected = {name: site for site in sites for name in site.sites}
+    expected |= {name: sites[index] for name, index in finals.items()}
     places = {**found.sites, **found.finals}
     values = values_at(found, file, places, given)
     mask = given.inputs.get("attention_mask")
@@ -71,7 +72,7 @@ def place_errors(found: Alignment, model: LoadedModel, file: OnnxFile, given: Pr
     errors = {}
     for name, place in places.items():
         if name in expected:
-            errors[name] = distance(place, values[place.value], expected[name], real, given.batch)
+            errors[name] = distance(place, values[place.value], expected[name].arrays[0], real, given.batch)
     return errors
 
 
@@ -80,9 +81,8 @@ def values_at(found: Alignment, file: OnnxFile, places: Mapping[str, Place], giv
     names = list(dict.fromkeys(place.value for place in places.values()))
     model = file.copy()
     ask_fused(model, names)
-    show(model, names)
-    results = running.run(file.session(model), names, running.fed(found.binding, given))
-    return {name: np.asarray(result, np.float32) for name, result in zip(names, results, strict=True)}
+    results = outputs_of(file, model, running.fed(found.binding, given), names)
+    return {name: np.asarray(result, np.float32) for name, result in results.items()}
 
 
 def distance(place: Place, value: Any, expected: Any, real: Any, batch: int) -> float:

@@ -138,6 +138,16 @@ class RunsFile(Protocol):
 
 
 @runtime_checkable
+class HoldsWeights(Protocol):
+    """A backend that can tell which weights an engine has."""
+
+    def own_models(self, spec: EngineSpec, model: LoadedModel) -> tuple[LoadedModel, LoadedModel]:
+        """Return the model with the engine's own quantized weights, and the same that also rounds what the engine's
+        kernels round. Raises :class:`~ditto_core.errors.UsageError` for an engine whose weights are not quantized."""
+        ...
+
+
+@runtime_checkable
 class IsolatesSessions(Protocol):
     """A backend whose engines can take their process down: ``isolation`` is where its sessions live unless told
     otherwise, ``process`` or ``none``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,6 @@ from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from ditto_core.align.aligning import Study
     from ditto_core.align.repair import Repair
 
 
@@ -42,7 +42,8 @@ def command(
     from ditto_core.align.aligning import concluded, study
     from ditto_core.align.alignment import summary
     from ditto_core.align.file import OnnxFile
-    from ditto_core.align.quantized import against_own_weights
+    from ditto_core.align.quantized import measure_costs, quantized
+    from ditto_core.align.repair import Repair, all_faults
     from ditto_core.align.verify import verified
     from ditto_core.cli.model_argument import read_model
     from ditto_core.model.loading import load_model
@@ -51,21 +52,26 @@ def command(
         between_files(Path(model), file, inputs or [], faults, json_file)
         return
     loaded = load_model(read_model(model))
-    found = study(loaded, OnnxFile(file), roles(inputs or []))
-    judged = against_own_weights(found) if found.file.quantization else found
-    aligned = verified(concluded(judged), judged.model, found.file)
+    engine = OnnxFile(file)
+    whole = quantized(loaded, engine, roles(inputs or [])) if engine.quantization else None
+    found = whole.study if whole else study(loaded, engine, roles(inputs or []))
+    aligned = verified(concluded(found), found.model, found.file)
     typer.echo(summary(aligned, loaded.label, most=10_000 if verbose else 8))
     if verbose:
         for place in aligned.sites.values():
             typer.echo(f"  {place.site} = {place}: {place.error:.1e}")
+    if whole:
+        aligned = replace(aligned, wrong=whole.weights.wrong)
     if map_file is not None:
         aligned.save(map_file)
-    if weights and aligned.quantization:
-        typer.echo(costs(found))
-    wrong = [] if aligned.quantization else said_faults(found, faults)
+    if weights and whole:
+        typer.echo(measure_costs(whole))
+    wrong = said([Repair(fault) for fault in whole.faults()]) if whole else []
+    judged = whole is None or whole.judged
+    wrong += said(all_faults(found, faults)) if judged else []
     if json_file is not None:
         write_atomic(json_file, json.dumps({**aligned.to_json(), "faults": wrong}, indent=1) + "\n")
-    if wrong or (aligned.off and not aligned.quantization):
+    if wrong or (aligned.off and judged):
         raise typer.Exit(1)
 
 
@@ -87,13 +93,6 @@ def between_files(expected: Path, actual: Path, inputs: list[str], most: int, js
         raise typer.Exit(1)
 
 
-def said_faults(found: Study, most: int) -> list[dict[str, object]]:
-    """Print where the file goes wrong and return it as JSON."""
-    from ditto_core.align.repair import all_faults
-
-    return said(all_faults(found, most))
-
-
 def said(repairs: Sequence[Repair]) -> list[dict[str, object]]:
     """Print faults and return them as JSON."""
     for number, repair in enumerate(repairs, 1):
@@ -101,13 +100,6 @@ def said(repairs: Sequence[Repair]) -> list[dict[str, object]]:
     return [
         {**repair.fault.to_json(), "repaired_with": list(repair.sites), "healed": repair.healed} for repair in repairs
     ]
-
-
-def costs(found: Study) -> str:
-    """Return what quantization and kernels cost, as text."""
-    from ditto_core.align.quantized import measure_costs
-
-    return str(measure_costs(found))
 
 
 def roles(texts: list[str]) -> dict[str, str]:

@@ -69,7 +69,7 @@ class ComparisonData:
     @cached_property
     def logits_verdicts(self) -> tuple[tuple[int, Verdict], ...]:
         """Verdicts on the logits of each step: by rules about them, and of a quantized engine by KL and top-1."""
-        names, dtype = self.logits_names, self.engine.judged_as
+        names, dtype = self.logits_names, self.engine.beside(self.reference).judged_as
         judged = ((m.step, judge_logits(m, dtype, self.tolerance, names)) for m in self.logits)
         return tuple((step, verdict) for step, verdicts in judged for verdict in verdicts)
 
@@ -170,7 +170,7 @@ class ComparisonData:
     def judged(self, tolerance: Tolerance | float | Mapping[str, Any]) -> Self:
         """Return the same measurements judged by another tolerance, a factor or a table of rules, as in the marker."""
         tolerance = Tolerance.of(tolerance)
-        results = judge(self.results, tolerance, self.taps, self.engine)
+        results = judge(self.results, tolerance, self.taps, self.engine.beside(self.reference))
         return replace(self, results=results, tolerance=tolerance)
 
     def rows(self) -> list[dict[str, Any]]:

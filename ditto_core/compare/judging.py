@@ -61,16 +61,32 @@ def judge_logits(
     """
     rules = tolerance.logits_rules(names, logits.step)
     table: dict[str, float] = {}
+    near = 0.0
     if bounds := quantized_bounds(dtype):
         # Rounded, because 1 - 0.93 is less than 0.07.
         table = {"kl_mean": bounds[0], "top1_disagreement": round(1 - bounds[1], 6)}
+        near = near_tie(bounds[0])
     origin = f"table for {dtype}" if dtype in QUANTIZED else f"table for int8, it has no {dtype}"
     for metric in LOGITS_METRICS:
         value = getattr(logits, metric)
         if metric in rules:
             yield rules[metric].decide(value)
+        elif metric == "top1_disagreement" and table:
+            far = sum(not flip.gap <= near for flip in logits.flips)
+            ties = f", {len(logits.flips) - far} near ties (a gap of {near:.2g} or less) not counted"
+            note = origin + (ties if far < len(logits.flips) else "")
+            yield decide(metric, far / logits.positions, table[metric], note)
         elif metric in table:
             yield decide(metric, value, table[metric], origin)
+
+
+def near_tie(kl: float) -> float:
+    """Return the gap of two logits that errors decide which a mean KL divergence of ``kl`` nats allows.
+
+    KL is half of the variance of the logits' errors under the reference's probabilities (its second-order term), and
+    the difference of two logits has twice the variance of one: sqrt(2) x sqrt(2 x kl).
+    """
+    return 2 * math.sqrt(kl)
 
 
 def unjudged(dtype: str, results: Iterable[SiteResult], logits: Collection[LogitsMetrics]) -> dict[str, str]:

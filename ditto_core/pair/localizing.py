@@ -41,7 +41,7 @@ def open_localizer(sessions: Sessions) -> Localizer | NotLocalized:
     kernels = CoarseKernels(engine, engine.taps, lambda: exported_graph(sessions))
     taps = (*engine.taps, *sessions.export.behind(engine.taps))
     try:
-        return Localizer(sessions.model, taps, sessions.spec.dtype, kernels=kernels)
+        return Localizer(sessions.replayed, taps, sessions.spec.dtype, kernels=kernels)
     except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
         return NotLocalized(f"not localized: {type(error).__name__}: {first_line(error)}")
 

@@ -18,6 +18,8 @@ KINDS: Mapping[str, tuple[str, Any]] = {
     "step_timeout": ("seconds", int | float),
 }
 """What an option has to be, in words and as a type."""
+OWN_WEIGHTS = "weights"
+"""The reference that is the model with the quantized weights that an engine file has."""
 ISOLATION = ("process", "none")
 
 
@@ -26,8 +28,9 @@ class PairOptions:
     """How a pair runs.
 
     ``reference``: ``eager``, a dtype for eager (``eager:float32``), a backend's name (the same model built by it), the
-    path of a trace or of another tool's dump, or an :class:`~ditto_core.spec.EngineSpec`. ``name_map``: how the dump's
-    names become sites, as :meth:`ditto_core.dumps.namemap.NameMap.of` takes it (default: the dump's ``names.json``).
+    path of a trace or of another tool's dump, ``weights`` (the model with the quantized weights of an engine file), or
+    an :class:`~ditto_core.spec.EngineSpec`. ``name_map``: how the dump's names become sites, as
+    :meth:`ditto_core.dumps.namemap.NameMap.of` takes it (default: the dump's ``names.json``).
     ``observer``: also build the engine without taps and compare final outputs. ``threads``: torch threads while it runs
     (0 leaves them). ``dump``: folder for traces.
     ``localize``: also measure the error that each tapped site adds by itself, and name causes. ``localize_failed``: do

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.backends.base import backend_names
 from ditto_core.engines.staged import open_engine
 from ditto_core.errors import UsageError, nearest
+from ditto_core.pair.pair_options import OWN_WEIGHTS
 from ditto_core.session import Session
 from ditto_core.spec import DTYPE_ALIASES, DTYPES, EngineSpec, parse_backend, parse_dtype
 
@@ -57,6 +58,8 @@ def named_backend(spec: EngineSpec, wanted: Any) -> EngineSpec | None:
 
 def check_reference(wanted: Any, name_map: Any = None) -> None:
     """Raise :class:`UsageError` when ``wanted`` names no reference, or no dump to map the names of. Loads nothing."""
+    if wanted == OWN_WEIGHTS:
+        return
     recorded = not isinstance(wanted, EngineSpec) and Path(str(wanted)).exists()
     if name_map is not None and not recorded:
         raise UsageError(f"name_map is given, but reference {str(wanted)!r} is no path of a dump")
@@ -64,7 +67,7 @@ def check_reference(wanted: Any, name_map: Any = None) -> None:
         return
     name, _, dtype = str(wanted).partition(":")
     name = parse_backend(name)
-    known = ["eager", *backend_names()]
+    known = ["eager", OWN_WEIGHTS, *backend_names()]
     if name not in known:
         raise UsageError(
             f"unknown reference {str(wanted)!r}, expected {', '.join(known)} (with ':' and one of "

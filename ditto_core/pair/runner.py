@@ -127,6 +127,7 @@ class Runner:
         if missing and engine.partial:
             notes = (*notes, f"{len(missing)} sites are not shown by this engine and were not compared at every step")
             missing = {}
+        missing = {**missing, **engine.facts.get("wrong", {})}
         known = reference.absent if isinstance(reference, LacksTaps) else frozenset()
         if absent := [site for site in missing if site in known]:
             counts = f"{len(absent)} of {len(engine.taps)} sites"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import check_runs
+from ditto_core.backends.base import HoldsWeights, check_runs, get_backend
 from ditto_core.engines.staged import StagedSession, open_engine
+from ditto_core.errors import UsageError
+from ditto_core.pair.pair_options import OWN_WEIGHTS
 from ditto_core.system.gpus import check_device
 
 if TYPE_CHECKING:
@@ -82,15 +85,50 @@ class Sessions:
         return self._open(self.workspace.build(self.spec.untapped(), self._options.isolation))
 
     @cached_property
+    def own_models(self) -> tuple[LoadedModel, LoadedModel]:
+        """The model with the engine's own weights, and the same that rounds as the engine's kernels do.
+
+        Raises :class:`UsageError` when nothing tells the engine's weights.
+        """
+        backend = get_backend(self.spec.backend)
+        if not isinstance(backend, HoldsWeights):
+            raise UsageError(f"reference={OWN_WEIGHTS!r} needs a quantized engine file, not {self.spec.backend}")
+        return backend.own_models(self.spec, self.model)
+
+    def _own(self, model: LoadedModel, dtype: str) -> Session:
+        """Open the model with the engine's own weights."""
+        from ditto_core.backends.eager import EagerSession
+
+        session = EagerSession(model, self.built.taps, dtype=dtype, device=self._options.device)
+        facts = {**session.info.facts, "weights": self.built.fingerprint}
+        label = f"{session.info.label} with the engine's weights"
+        session.info = replace(session.info, label=label, facts=facts, quantized=True)
+        return session
+
+    @property
+    def replayed(self) -> LoadedModel:
+        """The model that local errors are measured against."""
+        return self.own_models[1] if self._options.reference == OWN_WEIGHTS else self.model
+
+    @cached_property
     def reference(self) -> Session:
         """The reference's session."""
+        from ditto_core.backends.eager import HIGHER
+
+        if self._options.reference == OWN_WEIGHTS:
+            return self._own(self.own_models[0], HIGHER[self.spec.dtype])
         from ditto_core.pair.reference import open_reference
 
         return open_reference(self.workspace, self.spec, self.built, self._options)
 
     @cached_property
     def low_precision(self) -> Session | None:
-        """The eager model in the engine's dtype: its error against the eager reference is the noise floor."""
+        """The eager model in the engine's dtype: its error against the eager reference is the noise floor.
+
+        With the engine's own weights it rounds what the engine's kernels round.
+        """
+        if self._options.reference == OWN_WEIGHTS:
+            return self._own(self.own_models[1], self.spec.dtype)
         if self.reference.info.backend != "eager" or self.engine.info.dtype != self.spec.dtype:
             return None
         if self.reference.info.dtype == self.spec.dtype:

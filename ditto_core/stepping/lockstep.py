@@ -168,7 +168,7 @@ def run_step(
         engine.info.dtype,
         generated=generated,
         axes=axes,
-        every_token=quantized_bounds(engine.info.judged_as) is not None,
+        every_token=quantized_bounds(engine.info.beside(sides.reference.info).judged_as) is not None,
     )
     comparer.outputs = recorded(engine, engine_inputs, sides.engine_recorder, comparer.take_engine, ours_by)
     ours = comparer.outputs
@@ -273,10 +273,10 @@ def noise_of(logits: SiteResult, tolerance: Tolerance) -> float:
 def conclude(sides: Sides, found: Measured, tolerance: Tolerance, tokens: tuple[TokenResult, ...]) -> Comparison:
     """Judge what was found."""
     taps = sides.engine.taps
-    info = sides.engine.info
+    info = sides.engine.info.beside(sides.reference.info)
     results = judge(found.results, tolerance, taps, info)
     return Comparison(
-        engine=info,
+        engine=sides.engine.info,
         reference=sides.reference.info,
         results=results,
         tolerance=tolerance,

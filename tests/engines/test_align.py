@@ -179,27 +179,6 @@ def test_a_clean_file_of_every_family_has_no_fault(workspace, family):
     assert len(found.sites) > 30
 
 
-def test_quantized_weights_are_found_by_value_and_cost_two_numbers(llama, llama_file, tmp_path):
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-
-    from ditto_core.align.quantized import measure_costs
-    from ditto_core.graphs.files import read_model
-
-    made = MatMulNBitsQuantizer(read_model(llama_file), block_size=32, is_symmetric=True)
-    made.process()
-    made.model.save_model_to_file(str(tmp_path / "model.onnx"))
-    products = [node for node in made.model.model.graph.node if node.op_type == "MatMulNBits"]
-    assert len(products) == 15  # seven in each of the two layers, and the head
-    seen = study(llama, OnnxFile(tmp_path / "model.onnx"))
-    costs = measure_costs(seen)
-    assert (costs.found, costs.total, costs.missing) == (15, 15, ())
-    by_site = {cost.site: cost for cost in costs.sites}
-    last = by_site["model.layers.1"]
-    assert last.quantization > 0.05
-    assert last.kernels < 1e-4  # accuracy_level 0: the kernels compute in float32
-    assert align(llama, OnnxFile(tmp_path / "model.onnx")).ambiguous == {}
-
-
 def test_an_output_that_the_file_lacks_is_absent_and_no_fault(bert_file, tmp_path):
     whole = read_model(bert_file)  # onnx's own reader refuses weights that the cache links
     part = onnx.utils.Extractor(whole).extract_model(["input_ids", "attention_mask"], ["last_hidden_state"])

@@ -7,7 +7,6 @@ import onnx
 import pytest
 import torch
 import typer
-from torch import nn
 
 from ditto_core.align.aligning import study
 from ditto_core.align.feeds import random_feeds
@@ -175,86 +174,3 @@ def test_compare_takes_two_files(llama_file, tmp_path, capsys):
     assert (ended.value.exit_code, node.output[0] in capsys.readouterr().out) == (1, True)
     with pytest.raises(UsageError, match=r"wrong.onnx is an ONNX file .*ditto align"):
         compare_command(tmp_path / "wrong.onnx", tmp_path)
-
-
-def dequantized_by_hand(model):
-    """Return the integer weights of a file by the name of their product, by the formula (q - zero point) x scale."""
-    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
-    found = {}
-    for node in model.graph.node:
-        if node.op_type == "MatMulInteger":
-            base = node.input[1].removesuffix("_quantized")
-            zero, scale = arrays[f"{base}_zero_point"], arrays[f"{base}_scale"]
-            found[node.name] = (arrays[node.input[1]].astype(np.float32) - zero) * scale
-    return found
-
-
-def test_8_bit_weights_are_found_and_what_they_cost_is_told_from_the_kernels(workspace, bert_file, tmp_path):
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    from ditto_core.align.quantized import measure_costs, weights_found
-
-    foreign_files.whole(bert_file, tmp_path / "source.onnx")
-    quantize_dynamic(tmp_path / "source.onnx", tmp_path / "m.onnx", weight_type=QuantType.QInt8, per_channel=True)
-    file, model = OnnxFile(tmp_path / "m.onnx"), load_model(BERT)
-    by_hand = dequantized_by_hand(onnx.load(str(tmp_path / "m.onnx")))
-    pieces, missing, total = weights_found(model, file)
-    assert (missing, file.quantization) == ([], "int8")
-    products = {piece.node: piece for piece in pieces if piece.node in by_hand}
-    assert len(products) == len(by_hand) >= 12  # six in each of the two layers
-    for name, piece in products.items():
-        np.testing.assert_allclose(piece.array.T, by_hand[name], rtol=1e-5, atol=1e-6)
-    costs = measure_costs(study(model, file))
-    assert (costs.found, costs.missing) == (total, ())
-    last = {cost.site: cost for cost in costs.sites}["encoder.layer.1.output.LayerNorm"]
-    assert 1e-3 < last.quantization < 0.1
-    assert 1e-5 < last.kernels < last.quantization  # activations have 8 bits, too
-
-
-def convolutions():
-    """Two convolutions, one in groups, with what keeps an exporter from folding into them between."""
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.GroupNorm(2, 8), nn.Conv2d(8, 12, 3, groups=4, bias=False)]
-    return nn.Sequential(*layers), {"input": torch.rand(2, 3, 11, 13)}
-
-
-@pytest.mark.parametrize("form", ["dynamic", "dynamic by channel", "stored"])
-def test_8_bit_weights_of_convolutions_are_found(workspace, tmp_path, form):
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        QuantFormat,
-        QuantType,
-        quantize_dynamic,
-        quantize_static,
-    )
-
-    from ditto_core.align.quantized import weights_found
-
-    exported = workspace.export(EngineSpec.of(convolutions))
-    foreign_files.whole(exported.onnx_path, tmp_path / "source.onnx")
-    paths = tmp_path / "source.onnx", tmp_path / "m.onnx"
-    if form == "stored":
-        examples = iter([{"input": convolutions()[1]["input"].numpy()}])
-        reader = type("Reader", (CalibrationDataReader,), {"get_next": lambda self: next(examples, None)})()
-        quantize_static(*paths, reader, quant_format=QuantFormat.QDQ, weight_type=QuantType.QInt8)
-    else:
-        quantize_dynamic(
-            *paths, weight_type=QuantType.QInt8, per_channel="channel" in form, op_types_to_quantize=["Conv"]
-        )
-    model = load_model(ModelSource.of(convolutions))
-    pieces, missing, total = weights_found(model, OnnxFile(paths[1]))
-    assert ({piece.module for piece in pieces}, missing, total) == ({"0", "3"}, [], 2)
-    for piece in pieces:
-        weight = model.module.get_submodule(piece.module).weight.numpy()
-        step = np.abs(weight).max() / 127  # no rounding to 8 bits is further off than half a step
-        assert 0 < np.abs(piece.array - weight).max() <= 0.51 * step
-
-
-def test_kernels_of_a_file_that_only_stores_8_bit_weights_do_nothing_wrong(llama_file, tmp_path):
-    from ditto_core.align.quantized import measure_costs
-
-    foreign_files.stored_in_8_bits(llama_file, tmp_path / "m.onnx")
-    costs = measure_costs(study(load_model(LLAMA), OnnxFile(tmp_path / "m.onnx")))
-    assert (costs.found, costs.total) == (15, 15)  # seven in each of the two layers, and the head
-    assert max(cost.kernels for cost in costs.sites) < 1e-5
-    assert {cost.site: cost for cost in costs.sites}["model.layers.1"].quantization > 1e-3

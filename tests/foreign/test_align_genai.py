@@ -96,9 +96,10 @@ def test_keys_and_values_exchanged_in_the_packed_weight_are_named_at_the_product
 
 @torch.no_grad()
 def test_every_weight_of_a_4_bit_file_is_found(built):
-    from ditto_core.align.quantized import measure_costs
+    from ditto_core.align.quantized import quantized
 
     source, folder = built("qwen3", "int4")
-    costs = measure_costs(study(load_model(ModelSource.of(source)), OnnxFile(folder)))
-    assert costs.missing == ()
-    assert costs.worst_weight < 0.2
+    whole = quantized(load_model(ModelSource.of(source)), OnnxFile(folder))
+    assert (whole.weights.missing, whole.weights.wrong) == ((), {})
+    assert whole.weights.worst < 0.2
+    assert all_faults(whole.study) == []

@@ -175,10 +175,47 @@ def test_quantized_logits_are_judged_by_kl_and_by_the_share_of_other_tokens(dtyp
     assert bounds == {"kl_mean": kl, "top1_disagreement": disagreement}
 
 
+@pytest.mark.parametrize(("gap", "ok"), [(0.40, True), (0.43, False)])
+def test_likeliest_tokens_that_errors_within_the_kl_bound_decide_are_near_ties(gap, ok):
+    """The bound of 0.043 nats on KL allows errors of sqrt(2 x 0.043) = 0.293, of a difference 0.415."""
+    expected = torch.zeros(1, 4, 10)
+    expected[..., 0] = gap
+    actual = expected.clone()
+    actual[:, :2, 1] = gap + 0.01  # two of four tokens flip
+    verdicts = {
+        v.metric: v for v in judge_logits(measure_logits(actual, expected, dtype="float32"), "int4", Tolerance())
+    }
+    assert verdicts["kl_mean"].ok
+    assert verdicts["top1_disagreement"].ok == ok
+    assert verdicts["top1_disagreement"].value == (0 if ok else 0.5)
+
+
 @pytest.mark.parametrize(("count", "multiple"), [(1, 4.0), (31, 1 + 3 / 31), (32, 1.0)])
 def test_a_floor_of_fewer_than_32_elements_is_a_small_sample(count, multiple):
     metrics = numbers(rel_l2=1e-3, count=count)
     assert judged(metrics).bound == pytest.approx(4 * multiple * 1e-2)
+
+
+def spiked(element):
+    """A floor of 1e-2 of 64 numbers of size 1, 0.0064 in squares, whose largest error is ``element``; the engine's
+    error is 4.5 times it, all in the element [0, 0]."""
+    metrics = numbers(rel_l2=4.5e-2, rms=4.5e-2, max_abs=0.36, max_abs_index=(0, 0))
+    return judged(metrics, floor=1e-2, element=element)
+
+
+@pytest.mark.parametrize(
+    ("element", "multiple"),
+    [
+        (0.08, 16),  # it has all of the floor: one element, as where one is all there is
+        (0.0566, 10),  # half of it: two elements
+        (0.04, 4),  # a quarter: as many as it takes
+        (0.01, 4),  # every element has as much
+    ],
+)
+def test_a_floor_that_few_elements_hold_is_a_small_sample(element, multiple):
+    verdict = spiked(element)
+    assert verdict.ok == (multiple > 4)
+    assert verdict.bound == pytest.approx(multiple * 1e-2)
 
 
 def test_a_tensor_without_elements_is_within():

@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ditto_core.backends.cancellation import watching
+from ditto_core.backends.rounding import OtherRounding
 from ditto_core.errors import RunError, first_line
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel, cast_module
@@ -26,17 +27,19 @@ class EagerSession:
     """A loaded model stepped by its own forward, with the KV cache that transformers gives it.
 
     ``taps`` limits what is delivered; sites that the model does not reach are simply not delivered, and the
-    comparison counts them as missing.
+    comparison counts them as missing. ``sample``: products are rounded in another way, which the number draws; 0
+    for the kernels' own.
     """
 
     def __init__(
-        self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu"
+        self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu", sample: int = 0
     ) -> None:
         module = cast_module(model.module, getattr(torch, dtype))
         # ``Module.to`` moves in place; the loaded model is shared and stays where it is.
         self._model = module if device == "cpu" else copy.deepcopy(module).to(device)
         self._forward = Forward(self._model, decoder=model.decoder, seq2seq=model.seq2seq)
         self._device = torch.device(device)
+        self._sample = sample
         self.taps = taps
         self._sites = {name: tap.site for tap in reversed(taps) for name in (*tap.aliases, tap.site)}
         facts = {"torch": torch.__version__, "device": device_name(self._device)}
@@ -61,7 +64,8 @@ class EagerSession:
 
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
         recorder = Recorder(self._model, deliver, self._sites)
-        with torch.inference_mode(), exact_float32(), widened(self.info.dtype), recorder.recording():
+        rounding = OtherRounding(self._sample) if self._sample else nullcontext()
+        with torch.inference_mode(), exact_float32(), widened(self.info.dtype), rounding, recorder.recording():
             try:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:

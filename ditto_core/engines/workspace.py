@@ -250,12 +250,17 @@ class Workspace:
                 backend.write_artifacts(BuildRequest(*given, artifacts))
         return engine
 
-    def eager(self, spec: EngineSpec, taps: tuple[Tap, ...], *, dtype: str = "", device: str = "cpu") -> Session:
-        """Return the eager reference of an engine, in the next higher precision unless ``dtype`` says otherwise."""
+    def eager(
+        self, spec: EngineSpec, taps: tuple[Tap, ...], *, dtype: str = "", device: str = "cpu", sample: int = 0
+    ) -> Session:
+        """Return the eager reference of an engine, in the next higher precision unless ``dtype`` says otherwise.
+
+        ``sample``: see :class:`~ditto_core.backends.eager.EagerSession`.
+        """
         from ditto_core.backends.eager import HIGHER, EagerSession
 
         model = self.model(spec.model, spec.attention)
-        return EagerSession(model, taps, dtype=dtype or HIGHER[spec.dtype], device=device)
+        return EagerSession(model, taps, dtype=dtype or HIGHER[spec.dtype], device=device, sample=sample)
 
     def keep_only(self, source: ModelSource) -> None:
         """Forget the loaded models of every other source; they are loaded again when they are asked for."""

@@ -92,6 +92,14 @@ class Sessions:
             return None
         return self.workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self._options.device)
 
+    def samples(self, count: int) -> tuple[Session, ...]:
+        """Open ``count`` more samples of the low-precision reference, which round products in other ways."""
+        taps, device = self.engine.taps, self._options.device
+        return tuple(
+            self.workspace.eager(self.spec, taps, dtype=self.spec.dtype, device=device, sample=sample)
+            for sample in range(1, count + 1)
+        )
+
     def _open(self, engine: Engine) -> Session:
         return open_engine(self.workspace, engine, self._options.isolation, self._options.step_timeout)
 

@@ -67,8 +67,8 @@ class Comparer:
         self._length = 0 if self._ids is None else self._ids.shape[1]
         self.engine: dict[str, torch.Tensor] = {}
         self._delivered: set[str] = set()
-        self._noisy: dict[str, torch.Tensor] = {}
-        self.noisy_outputs: Mapping[str, torch.Tensor] = {}
+        self._noisy: dict[str, list[torch.Tensor]] = {}
+        self.noisy_outputs: Sequence[Mapping[str, torch.Tensor]] = ()
         self._repeated: dict[str, torch.Tensor] = {}
         self.idle: frozenset[str] = frozenset()
         """The sites among the taps that are not computed in this step."""
@@ -82,8 +82,8 @@ class Comparer:
         self._delivered.add(site)
 
     def take_noisy(self, site: str, tensor: torch.Tensor) -> None:
-        """Hold a tap of the reference in the engine's dtype."""
-        self._noisy[site] = tensor.clone()
+        """Hold a tap of the reference in the engine's dtype: one sample of several."""
+        self._noisy.setdefault(site, []).append(tensor.clone())
 
     def take_repeated(self, site: str, tensor: torch.Tensor) -> None:
         """Hold a tensor of a first run of the reference, which the second has to repeat."""
@@ -95,7 +95,7 @@ class Comparer:
         if actual is None:
             return
         order, tap = self._taps[site]
-        noisy = self._noisy.pop(site, None)
+        noisy = self._noisy.pop(site, [])
         if tap.value in self.outputs:
             self._held[tap.value] = tap, actual, tensor
         self.compare(order, tap, actual, tensor, noisy)
@@ -113,7 +113,8 @@ class Comparer:
             elif not self._is_tapped(name, expected):
                 tap = self._output(name if name not in self._taps else f"output:{name}", name, expected)
                 actual = self._without_ties(name, ours[name], theirs)
-                self.compare(len(self._taps) + i, tap, actual, expected, self.noisy_outputs.get(name), final=True)
+                noisy = [outputs[name] for outputs in self.noisy_outputs if name in outputs]
+                self.compare(len(self._taps) + i, tap, actual, expected, noisy, final=True)
         for name in ours.keys() - theirs.keys():
             if recorded:
                 self._found.note(f"the reference has no output {name!r}: it is not compared")
@@ -215,11 +216,11 @@ class Comparer:
         tap: Tap,
         actual: torch.Tensor,
         expected: torch.Tensor,
-        noisy: torch.Tensor | None = None,
+        noisy: Sequence[torch.Tensor] = (),
         *,
         final: bool = False,
     ) -> None:
-        """Measure one tensor; ``noisy`` is the reference's in the engine's dtype, ``final``: an output of the model.
+        """Measure one tensor; ``noisy`` are the reference's in the engine's dtype, ``final``: an output of the model.
 
         Two shapes make the site missing.
         """
@@ -229,7 +230,7 @@ class Comparer:
         try:
             metrics = self._measure(actual, expected, tap, valid, final=final)
             metrics = self._with_requests(metrics, actual, expected, tap, valid)
-            if noisy is not None:
+            if noisy:
                 noise = self._floor(noisy, expected, tap, valid)
                 self._found.floor.setdefault(tap.site, {})[self.step] = noise
         except ShapeMismatch as error:
@@ -268,8 +269,10 @@ class Comparer:
             return None
         return worst_row(errors.cpu(), floors, b.shape, tap.axes)
 
-    def _floor(self, noisy: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Noise:
-        """Return the reference's own error; NaN where it is random."""
+    def _floor(
+        self, noisy: Sequence[torch.Tensor], expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None
+    ) -> Noise:
+        """Return the reference's own error, the largest of its samples; NaN where it is random."""
         first = self._repeated.pop(tap.site, None)
         if first is not None:
             if first.dim() == 3:  # the engine may have the last token's logits only
@@ -279,6 +282,9 @@ class Comparer:
                 self._found.random.add(tap.site)
         if tap.site in self._found.random:
             return Noise(math.nan)
+        return Noise.largest([self._noise(each, expected, tap, valid) for each in noisy])
+
+    def _noise(self, noisy: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: torch.Tensor | None) -> Noise:
         found = self._measure(noisy, expected, tap, valid)
         if self._own_dtype(noisy, expected, tap) in INTEGERS:
             return Noise(found.mismatch_ratio)
@@ -303,14 +309,14 @@ class Comparer:
         self,
         actual: torch.Tensor,
         expected: torch.Tensor,
-        noisy: torch.Tensor | None,
+        noisy: Sequence[torch.Tensor],
         valid: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor], torch.Tensor | None]:
         """Cut logits [batch, length, vocab] to the last token where one side computed no others."""
         if actual.dim() != 3 or expected.dim() != 3 or 1 not in (actual.shape[1], expected.shape[1]):
             return actual, expected, noisy, valid
         self._found.note("one side has the last token's logits only: the others' are not compared")
-        return actual[:, -1:], expected[:, -1:], None if noisy is None else noisy[:, -1:], None
+        return actual[:, -1:], expected[:, -1:], [each[:, -1:] for each in noisy], None
 
     def _measure(
         self,

@@ -94,6 +94,6 @@ def shown_by(rule: Rule) -> Edit:
             real = torch.ones(own.shape[0], keys)
         q, k = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)[None]
         shown = rule(View(own >= 0, q, k, real.bool()[:, None, None, :])).expand(own.shape)
-        return torch.where(shown, 0.0, torch.finfo(own.dtype).min).to(own.dtype)
+        return torch.zeros_like(own).masked_fill(~shown, torch.finfo(own.dtype).min)
 
     return edit

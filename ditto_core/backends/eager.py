@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ditto_core.backends.cancellation import watching
+from ditto_core.backends.rounding import OtherRounding
 from ditto_core.errors import RunError, first_line
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
@@ -26,15 +27,17 @@ class EagerSession:
     """A loaded model stepped by its own forward, with the KV cache that transformers gives it.
 
     ``taps`` limits what is delivered; sites that the model does not reach are simply not delivered, and the
-    comparison counts them as missing.
+    comparison counts them as missing. ``sample``: products are rounded in another way, which the number draws; 0
+    for the kernels' own.
     """
 
     def __init__(
-        self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu"
+        self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu", sample: int = 0
     ) -> None:
         self.module = placed(model.module, getattr(torch, dtype), device)
         self._forward = Forward(self.module, decoder=model.decoder, seq2seq=model.seq2seq)
         self._device = torch.device(device)
+        self._sample = sample
         self.taps = taps
         self._sites = {name: tap.site for tap in reversed(taps) for name in cheapest(tap)}
         facts = {"torch": torch.__version__, "device": device_name(self._device)}
@@ -59,7 +62,8 @@ class EagerSession:
 
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
         recorder = Recorder(self.module, deliver, self._sites)
-        with torch.inference_mode(), exact_float32(), widened(self.info.dtype), recorder.recording():
+        rounding = OtherRounding(self._sample) if self._sample else nullcontext()
+        with torch.inference_mode(), exact_float32(), widened(self.info.dtype), rounding, recorder.recording():
             try:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:

@@ -135,6 +135,16 @@ class Sessions:
             return None
         return self.workspace.eager(self.spec, self.engine.taps, dtype=self.spec.dtype, device=self._options.device)
 
+    def samples(self, count: int) -> tuple[Session, ...]:
+        """Open ``count`` more samples of the low-precision reference, which round products in other ways."""
+        from ditto_core.backends.eager import EagerSession
+
+        low = self.low_precision
+        assert isinstance(low, EagerSession)
+        model = replace(self.model, module=low.module)  # the same weights: nothing is copied
+        how = {"dtype": low.info.dtype, "device": self._options.device}
+        return tuple(EagerSession(model, low.taps, **how, sample=sample) for sample in range(1, count + 1))
+
     def _open(self, engine: Engine) -> Session:
         return open_engine(self.workspace, engine, self._options.isolation, self._options.step_timeout)
 

@@ -57,8 +57,8 @@ class Comparer:
         self._length = 0 if ids is None else ids.shape[1]
         self.engine: dict[str, torch.Tensor] = {}
         self._delivered: set[str] = set()
-        self._noisy: dict[str, torch.Tensor] = {}
-        self.noisy_outputs: Mapping[str, torch.Tensor] = {}
+        self._noisy: dict[str, list[torch.Tensor]] = {}
+        self.noisy_outputs: Sequence[Mapping[str, torch.Tensor]] = ()
         self._repeated: dict[str, torch.Tensor] = {}
         self.idle: frozenset[str] = frozenset()
         """The sites among the taps that are not computed in this step."""
@@ -72,8 +72,8 @@ class Comparer:
         self._delivered.add(site)
 
     def take_noisy(self, site: str, tensor: torch.Tensor) -> None:
-        """Hold a tap of the reference in the engine's dtype."""
-        self._noisy[site] = tensor.clone()
+        """Hold a tap of the reference in the engine's dtype: one sample of several."""
+        self._noisy.setdefault(site, []).append(tensor.clone())
 
     def take_repeated(self, site: str, tensor: torch.Tensor) -> None:
         """Hold a tensor of a first run of the reference, which the second has to repeat."""
@@ -85,7 +85,7 @@ class Comparer:
         if actual is None:
             return
         order, tap = self._taps[site]
-        noisy = self._noisy.pop(site, None)
+        noisy = self._noisy.pop(site, [])
         if tap.value in self.outputs:
             self._held[tap.value] = tap, actual, tensor
         self.compare(order, tap, actual, tensor, noisy, borrowed=True)
@@ -104,7 +104,8 @@ class Comparer:
             elif not self._is_tapped(name, expected):
                 tap = self._output(name if name not in self._taps else f"output:{name}", name, expected)
                 actual = self._without_ties(name, ours[name], theirs)
-                self.compare(len(self._taps) + i, tap, actual, expected, self.noisy_outputs.get(name), final=True)
+                noisy = [outputs[name] for outputs in self.noisy_outputs if name in outputs]
+                self.compare(len(self._taps) + i, tap, actual, expected, noisy, final=True)
         for name in ours.keys() - theirs.keys():
             if recorded:
                 self._found.note(f"the reference has no output {name!r}: it is not compared")
@@ -184,14 +185,14 @@ class Comparer:
         tap: Tap,
         actual: torch.Tensor,
         expected: torch.Tensor,
-        noisy: torch.Tensor | None = None,
+        noisy: Sequence[torch.Tensor] = (),
         *,
         final: bool = False,
         borrowed: bool = False,
     ) -> None:
         """Measure one tensor, at the latest with :meth:`flush`. Two shapes make the site missing.
 
-        ``noisy`` is the reference's in the engine's dtype, ``final``: an output of the model; ``borrowed``: the
+        ``noisy`` are the reference's in the engine's dtype, ``final``: an output of the model; ``borrowed``: the
         reference may overwrite ``expected``.
         """
         valid = self._valid(tap.axes)
@@ -200,7 +201,7 @@ class Comparer:
         names = (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
         if final or tap.value in self.outputs:
             names = (*names, tap.value)
-        first = None if noisy is None else self._repeated.pop(tap.site, None)
+        first = self._repeated.pop(tap.site, None) if noisy else None
         pair = StepPair(order, tap, actual, expected, noisy, first, valid, names, final)
         self._measuring.add(pair, borrowed=borrowed)
 
@@ -216,14 +217,14 @@ class Comparer:
         self,
         actual: torch.Tensor,
         expected: torch.Tensor,
-        noisy: torch.Tensor | None,
+        noisy: Sequence[torch.Tensor],
         valid: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor], torch.Tensor | None]:
         """Cut logits [batch, length, vocab] to the last token where one side computed no others."""
         if actual.dim() != 3 or expected.dim() != 3 or 1 not in (actual.shape[1], expected.shape[1]):
             return actual, expected, noisy, valid
         self._found.note("one side has the last token's logits only: the others' are not compared")
-        return actual[:, -1:], expected[:, -1:], None if noisy is None else noisy[:, -1:], None
+        return actual[:, -1:], expected[:, -1:], [each[:, -1:] for each in noisy], None
 
 
 def same_tensor(first: torch.Tensor, second: torch.Tensor | None) -> bool:

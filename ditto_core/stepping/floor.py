@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,14 @@ class Noise(NamedTuple):
     rel_l2: float
     max_abs: float = 0.0
     rows: tuple[float, ...] = ()
+
+    @classmethod
+    def largest(cls, samples: Sequence[Noise]) -> Noise:
+        """Return the largest error of several samples: of the tensor, an element, and each row; NaN where one is."""
+        if any(math.isnan(each.rel_l2) for each in samples):
+            return cls(math.nan)
+        rows = tuple(map(max, zip(*(each.rows for each in samples), strict=True)))
+        return cls(max(each.rel_l2 for each in samples), max(each.max_abs for each in samples), rows)
 
 
 Floor = dict[str, dict[int, Noise]]

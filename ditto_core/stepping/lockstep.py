@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,7 +59,8 @@ class TapReader(Protocol):
 
 @dataclass
 class Sides:
-    """The sessions of a run. ``low_precision`` is the reference in the engine's dtype (measures the noise floor);
+    """The sessions of a run. ``low_precision`` is the reference in the engine's dtype (measures the noise floor), of
+    which ``samples`` are more samples: the largest error of all is the floor;
     ``untapped`` is the engine without taps (observer check). The recorders write the engine's and the reference's
     traces; ``localizer`` measures local errors."""
 
@@ -72,12 +73,13 @@ class Sides:
     localizer: TapReader | None = None
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The names of the dimensions of the model's outputs, where they are known."""
+    samples: Sequence[Session] = ()
 
     def start(self, rows: int) -> None:
         """Begin a new sequence on every side."""
         if self.localizer is not None:
             self.localizer.start()
-        for session in (self.engine, self.reference, self.low_precision, self.untapped):
+        for session in (self.engine, self.reference, self.low_precision, self.untapped, *self.samples):
             if session is not None:
                 session.start(rows)
 
@@ -184,7 +186,8 @@ def run_step(
     if sides.low_precision is not None:
         if step == 0 and not sides.reference.info.recorded:
             run_once_before(sides.reference, reference_inputs, comparer)
-        comparer.noisy_outputs = sides.low_precision.step(reference_inputs, comparer.take_noisy)
+        noisy = (sides.low_precision, *sides.samples)
+        comparer.noisy_outputs = [each.step(reference_inputs, comparer.take_noisy) for each in noisy]
     theirs = recorded(sides.reference, reference_inputs, sides.reference_recorder, comparer.take_reference, theirs_by)
     comparer.finish(theirs, recorded=sides.reference.info.recorded)
     if sides.untapped is not None:

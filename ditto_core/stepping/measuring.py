@@ -31,15 +31,16 @@ HELD = 1 << 25
 class StepPair(NamedTuple):
     """One tensor of a step on both sides.
 
-    ``noisy``: the reference's in the engine's dtype; ``first``: that of a run of the reference which the second has to
-    repeat. ``valid``: the elements that count; ``names``: what a rule may call the tensor; ``final``: an output.
+    ``noisy``: samples of the reference's in the engine's dtype; ``first``: that of a run of the reference which the
+    second has to repeat. ``valid``: the elements that count; ``names``: what a rule may call the tensor; ``final``: an
+    output.
     """
 
     order: int
     tap: Tap
     actual: torch.Tensor
     expected: torch.Tensor
-    noisy: torch.Tensor | None
+    noisy: Sequence[torch.Tensor]
     first: torch.Tensor | None
     valid: torch.Tensor | None
     names: tuple[str, ...]
@@ -88,9 +89,8 @@ class Measuring:
         """Yield what is measured for a tensor: both sides, the noise, and the reference against itself."""
         plain = Pair(pair.actual, pair.expected, pair.tap.axes, pair.valid)
         yield self._with_bounds(pair, plain)
-        if pair.noisy is None:
-            return
-        yield self._with_bounds(pair, plain._replace(actual=pair.noisy))
+        for noisy in pair.noisy:
+            yield self._with_bounds(pair, plain._replace(actual=noisy))
         if pair.first is not None:
             # The engine may have the last token's logits only.
             first = pair.first[:, -pair.expected.shape[1] :] if pair.first.dim() == 3 else pair.first
@@ -119,8 +119,9 @@ class Measuring:
         if rules := self._tolerance.requests((*pair.names, pair.tap.value), self._step):
             requested = measure_requested(rules, metrics.metrics, own.actual, own.expected, pair.valid)
             metrics.metrics = replace(metrics.metrics, requested=requested)
-        if len(seen) > 1:
-            self._found.floor.setdefault(pair.tap.site, {})[self._step] = self._noise(pair, seen[1], seen[2:])
+        if pair.noisy:
+            samples, twice = seen[1 : 1 + len(pair.noisy)], seen[1 + len(pair.noisy) :]
+            self._found.floor.setdefault(pair.tap.site, {})[self._step] = self._floor(pair, samples, twice)
         floors = self._found.floor.get(pair.tap.site) or self._found.floor.get(pair.tap.value, {})
         known = floors.get(self._step)
         return SiteResult(
@@ -147,14 +148,20 @@ class Measuring:
         (measured,) = measure_all([again])
         return again, measured if isinstance(measured, Found) else found
 
-    def _noise(self, pair: StepPair, noisy: tuple[Pair, Found], twice: Sequence[tuple[Pair, Found]]) -> Noise:
-        """Return the reference's own error; NaN where it is random, which its first two runs show."""
+    def _floor(
+        self, pair: StepPair, samples: Sequence[tuple[Pair, Found]], twice: Sequence[tuple[Pair, Found]]
+    ) -> Noise:
+        """Return the reference's own error, the largest of its samples; NaN where it is random, which its first two
+        runs show."""
         for asked, found in twice:
             if not found.metrics.rel_l2 <= TABLE.get(name_of(asked.expected.dtype), 0.0):
                 self._found.random.add(pair.tap.site)
         if pair.tap.site in self._found.random:
             return Noise(math.nan)
-        own, seen = self._as_masks(pair, *noisy)
+        return Noise.largest([self._noise(pair, *sample) for sample in samples])
+
+    def _noise(self, pair: StepPair, asked: Pair, found: Found) -> Noise:
+        own, seen = self._as_masks(pair, asked, found)
         if self._own_dtype(pair, own) in INTEGERS:
             return Noise(seen.metrics.mismatch_ratio)
         rows = seen.row_errors()

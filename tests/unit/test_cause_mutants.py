@@ -106,6 +106,20 @@ def test_a_fault_is_named_in_the_models_words(engine, family, said):
     assert said in cause.evidence[0]
 
 
+def attention(x, window):
+    """Rows of one head, [batch, 1, tokens, size], under a float64 mask with the lowest float64."""
+    near = torch.ones(1, 1, x.shape[-2], x.shape[-2], dtype=torch.bool).tril().triu(1 - window)
+    mask = torch.where(near, torch.tensor(0.0, dtype=x.dtype), torch.finfo(x.dtype).min)
+    return F.softmax(x @ x.transpose(-1, -2) + mask, dim=-1) @ x
+
+
+def test_a_window_is_named_where_the_mask_is_float64():
+    x = numbers(1, 1, 7, 6)
+    cause, note = cause_of(sliced(lambda x: attention(x, 7), lambda x: attention(x, 3), x))
+    assert (cause.kind, note) == ("sliding window size", "")
+    assert "has a window of 3" in cause.evidence[0]
+
+
 def test_what_is_wrong_at_some_steps_only_is_named_with_them():
     healthy, wrong = sliced(block, block), sliced(block, lambda x: block(x) - x, step=1)
     cause, _ = cause_of(healthy, wrong)

@@ -77,7 +77,7 @@ class TrtllmBackend:
         from ditto_core.backends.trtllm.build import engine_config
 
         options = TrtllmOptions.of(request.spec)
-        model = model_directory(request.spec, request.directory, self.name)
+        model = model_directory(request, self.name)
         engine = choose(options, detect.require())
         (request.directory / MANIFEST).write_text(json.dumps({"engine": engine, "model": model}) + "\n")
         if engine == "pytorch":

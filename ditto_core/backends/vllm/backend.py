@@ -56,7 +56,7 @@ class VllmBackend:
     def build(self, request: BuildRequest) -> BuildReport:
         """Find the taps among the modules that run. vLLM builds nothing ahead: each session loads the model."""
         spec, directory = request.spec, request.directory
-        model = model_directory(spec, directory, self.name)
+        model = model_directory(request, self.name)
         (directory / MANIFEST).write_text(json.dumps({"model": model}) + "\n")
         if not request.taps:
             return BuildReport((), {}, {"compiled": not VllmOptions.of(spec).eager(tapped=False)})

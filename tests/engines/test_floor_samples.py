@@ -1,0 +1,120 @@
+"""A noise floor of one sample may be small by chance: before a failure near it stands, more samples are taken."""
+
+import pytest
+import torch
+from torch import nn
+
+from ditto_core.backends.eager import EagerSession
+from ditto_core.backends.rounding import OtherRounding
+from ditto_core.pair.pair import Pair, PairOptions
+from ditto_core.spec import EngineSpec
+
+WIDE = 2048
+
+
+class OneNumber(nn.Module):
+    """A layer with one output that is 1e4 times as large as the others: its error is the tensor's."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layer = nn.Linear(WIDE, 64, bias=False)
+        self.layer.weight.data[0] *= 1e4
+        self.example = torch.randn(1, WIDE)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def error(model, sample=None):
+    exact = model.example.double() @ model.layer.weight.double().T
+    if sample is None:
+        found = model(model.example)
+    else:
+        with OtherRounding(sample):
+            found = model(model.example)
+    return float((found - exact).norm() / exact.norm())
+
+
+def by_luck():
+    """Return a model whose own float32 product is exact by chance, beside another order of its terms."""
+    for seed in range(1000):
+        model = OneNumber(seed).eval().requires_grad_(False)
+        if 6 < error(model, 3) / max(error(model), 2.0**-24) < 14:
+            return model
+    raise AssertionError("no such model in 1000")
+
+
+@pytest.fixture
+def opened(workspace):
+    def make():
+        model = by_luck()
+        return model, {"x": model.example}
+
+    spec = EngineSpec.of(make, backend="onnxruntime", outputs=["layer"])
+    pair = Pair(workspace, spec, PairOptions(observer=False))
+    yield pair
+    pair.close()
+
+
+def engine_is(pair, change=lambda tensor: tensor):
+    """Put in the engine's place the model in float32 with another order of its sums, which is as right as its own."""
+
+    class OtherOrder(EagerSession):
+        def step(self, inputs, sink):
+            outputs = super().step(inputs, lambda site, tensor: sink(site, change(tensor)))
+            return {name: change(tensor) for name, tensor in outputs.items()}
+
+    taps = pair.engine.taps
+    pair.sessions.__dict__["engine"] = OtherOrder(pair.sessions.model, taps, dtype="float32", sample=3)
+
+
+def test_a_healthy_engine_beyond_one_lucky_sample_is_judged_by_the_largest_of_six(opened):
+    engine_is(opened)
+    found = opened.run()
+    found.assert_close()
+    assert any("largest of 6 runs" in note for note in found.notes)
+    assert opened.run()  # the floor is kept
+    assert {r.floor for r in opened.comparisons[0].results} == {r.floor for r in opened.comparisons[1].results}
+
+
+@pytest.mark.parametrize("size", [8, 1000])
+def test_an_error_beyond_every_sample_fails(opened, size):
+    model = opened.sessions.model.module
+    largest = max(error(model), *(error(model, sample) for sample in range(1, 6)))
+    engine_is(opened, lambda tensor: tensor * (1 + size * largest))
+    found = opened.run()
+    assert found.first_bad.site == "layer"
+    assert found.first_bad.verdict.margin > size / 8  # of four times the largest; the engine's own error is another
+
+
+@pytest.mark.parametrize("function", ["linear", "matmul", "bmm", "addmm"])
+def test_another_order_is_the_same_product_with_other_bits(function):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(size, generator=generator) for size in ((8, WIDE), (WIDE, 8)))
+    arguments = {
+        "linear": (nn.functional.linear, a, b.T.contiguous()),
+        "matmul": (torch.matmul, a, b),
+        "bmm": (torch.bmm, a[None], b[None]),
+        "addmm": (torch.addmm, torch.zeros(8), a, b),
+    }
+    call, *tensors = arguments[function]
+    with OtherRounding(1):
+        other = call(*tensors)
+    assert not torch.equal(other, call(*tensors))
+    exact = (a.double() @ b.double()).reshape(other.shape)
+    assert float((other - exact).norm() / exact.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_rounded_up_as_often_as_the_number_is_near(dtype):
+    unit = torch.finfo(dtype).eps
+    # 1 is representable; 1 + unit / 4 lies a quarter of the way to the next number
+    value = torch.tensor([[1.0], [unit]]).to(dtype)
+    factors = torch.tensor([[1.0, 0.25]]).to(dtype).repeat(20_000, 1)
+    with OtherRounding(1):
+        rounded = torch.matmul(factors, value).float()
+        exact = torch.matmul(factors[:, :1], value[:1]).float()
+    assert set(rounded.unique().tolist()) == {1.0, 1.0 + unit}
+    assert float((rounded > 1).float().mean()) == pytest.approx(0.25, abs=0.015)
+    assert exact.unique().tolist() == [1.0]

@@ -22,6 +22,7 @@ from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.model.forward import DECODED
 from ditto_core.sites import Tap, is_operator
 from ditto_core.spec import DTYPES
+from ditto_core.stepping.choices import Choices
 from ditto_core.stepping.floor import Noise
 from ditto_core.stepping.measured import Elementwise, Measured
 from ditto_core.stepping.prompts import valid_elements
@@ -72,6 +73,7 @@ class Comparer:
         self._repeated: dict[str, torch.Tensor] = {}
         self.idle: frozenset[str] = frozenset()
         """The sites among the taps that are not computed in this step."""
+        self._choices = None if self._ids is None else Choices(step, tuple(self._ids.shape), found.tied, generated)
         self.outputs: Mapping[str, torch.Tensor] = {}
         """The engine's final outputs: taps of the same values are kept until the reference has its own."""
         self._held: dict[str, tuple[Tap, torch.Tensor, torch.Tensor]] = {}
@@ -224,6 +226,7 @@ class Comparer:
         Two shapes make the site missing.
         """
         valid = None if self._mask is None else valid_elements(tap.axes, self._mask, self._length)
+        valid, tied = self._without_choices(tap, expected, valid)
         if tap.value == "logits" and actual.shape != expected.shape:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
         try:
@@ -237,6 +240,8 @@ class Comparer:
             return
         floors = self._found.floor.get(tap.site) or self._found.floor.get(tap.value, {})
         known = floors.get(self.step)
+        if self._choices is not None and known is not None and self._tolerance.usable(known.rel_l2):
+            self._choices.take(tap, actual, expected, noisy, known.rel_l2)
         self._found.results.append(
             SiteResult(
                 self.step,
@@ -249,8 +254,21 @@ class Comparer:
                 dtype=self._own_dtype(actual, expected, tap),
                 row=self._row(actual, expected, known, tap, valid) if metrics.rel_l2 else None,
                 element=None if known is None else known.max_abs,
+                tied=tied,
             )
         )
+
+    def _without_choices(
+        self, tap: Tap, tensor: torch.Tensor, valid: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, str]:
+        """Return what of a tap is judged where experts nearly tied, and the reason where nothing of it is left."""
+        if self._choices is None:
+            return valid, ""
+        left = self._choices.left(tap, tensor, valid)
+        if left is valid or left is None:
+            return valid, ""
+        self._found.note(f"{self._choices.reason()}: what depends on it is not judged")
+        return left, "" if bool(left.any()) else self._choices.reason()
 
     def _row(
         self,

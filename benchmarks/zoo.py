@@ -68,7 +68,7 @@ def compare(run: Run, folder: Path) -> dict[str, Any]:
     """Build and run one engine; return what came of it."""
     source: Any = factory(run.family)
     if run.source == "directory":
-        source().save_pretrained(folder / run.family)
+        FAMILIES[run.family]().save_pretrained(folder / run.family)
         source = str(folder / run.family)
     spec = EngineSpec.of(source, dtype=run.dtype, outputs="**")
     pair = Pair(Workspace(Cache(folder / "cache")), spec, PairOptions(localize_failed=0))

@@ -25,7 +25,8 @@ class Tap:
     ``site`` is the canonical name, ``value`` the name of the ONNX value (a backend translates it to its own),
     ``fx_node`` the node of the exported program, ``axes`` one name per dimension: ``batch``, ``length`` (new tokens),
     ``past``, ``total`` (past + new), ``head``, or an empty string. ``dtype`` is torch's name without the prefix.
-    ``aliases`` are further sites that are the very same tensor.
+    ``aliases`` are further sites that are the very same tensor. ``choice``: the tensor holds a router's scores, of
+    which so many are chosen.
     """
 
     site: str
@@ -36,6 +37,7 @@ class Tap:
     dtype: str = ""
     axes: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    choice: int = 0
 
     def to_json(self) -> dict[str, object]:
         """Return a JSON-ready dictionary."""

@@ -56,11 +56,63 @@ AUDIO: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+SAM_VISION: Mapping[str, Any] = {
+    "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
+    "patch_size": 8, "mlp_dim": 64, "window_size": 2, "global_attn_indexes": [1], "num_pos_feats": 8,
+}  # fmt: skip
+SAM_PROMPT: Mapping[str, Any] = {"hidden_size": 16, "image_size": 32, "patch_size": 8, "mask_input_channels": 4}
+SAM_DECODER: Mapping[str, Any] = {
+    "hidden_size": 16, "mlp_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "iou_head_hidden_dim": 16
+}  # fmt: skip
+QWEN_VISION: Mapping[str, Any] = {
+    "depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+MULTIMODAL: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    """Return normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def tokens(*shape: int, first: int = 9) -> torch.Tensor:
+    """Return token ids from ``first`` on."""
+    return torch.randint(first, VOCABULARY, shape, generator=torch.Generator().manual_seed(0))
+
+
+def points() -> dict[str, torch.Tensor]:
+    """Images, and one point in each."""
+    return {"pixel_values": drawn(2, 3, 32, 32), "input_points": torch.tensor([[[[3.0, 4.0]]], [[[9.0, 20.0]]]])}
+
+
+def described() -> dict[str, torch.Tensor]:
+    """Images, and the first words about each."""
+    ids = tokens(2, 7)
+    return {"pixel_values": drawn(2, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def pictured() -> dict[str, torch.Tensor]:
+    """Text in which sixteen tokens stand for an image."""
+    ids = tokens(2, 20)
+    ids[:, 1:17] = 5
+    return {"input_ids": ids, "pixel_values": drawn(2, 3, 32, 32), "attention_mask": torch.ones_like(ids)}
+
+
+def patched() -> dict[str, torch.Tensor]:
+    """Text in which four tokens stand for an image of 4 x 4 patches."""
+    ids = tokens(1, 10)
+    ids[:, 1:5], ids[:, 0] = 5, 7
+    kinds = {"mm_token_type_ids": (ids == 5).long(), "attention_mask": torch.ones_like(ids)}
+    return {"input_ids": ids, **kinds, "pixel_values": drawn(16, 96), "image_grid_thw": torch.tensor([[1, 4, 4]])}
+
+
 @dataclass(frozen=True)
 class Family:
     """One family: its configuration's class and fields, its model's class. ``eager``: it takes an attention function.
 
-    ``decoder``: it is stepped with a cache; others run once on inputs that are made from the configuration.
+    ``decoder``: it is stepped with a cache; others run once on inputs that are made from the configuration, or on
+    ``examples``.
     """
 
     config: str
@@ -68,6 +120,7 @@ class Family:
     fields: Mapping[str, Any] = field(default_factory=dict)
     decoder: bool = True
     eager: bool = True
+    examples: Callable[[], Mapping[str, torch.Tensor]] | None = None
 
     def __call__(self) -> Any:
         """Make the model. Norms and biases are random too, so that a wrong one is visible."""
@@ -88,9 +141,17 @@ def causal(name: str, base: Mapping[str, Any] = USUAL, model: str = "", **fields
     return Family(f"{name}Config", model or f"{name.removesuffix('Text')}ForCausalLM", {**base, **fields})
 
 
-def plain(name: str, model: str, base: Mapping[str, Any], *, eager: bool = True, **fields: Any) -> Family:
+def plain(
+    name: str,
+    model: str,
+    base: Mapping[str, Any],
+    *,
+    eager: bool = True,
+    examples: Callable[[], Mapping[str, torch.Tensor]] | None = None,
+    **fields: Any,
+) -> Family:
     """Describe a model that runs once."""
-    return Family(f"{name}Config", model, {**base, **fields}, decoder=False, eager=eager)
+    return Family(f"{name}Config", model, {**base, **fields}, decoder=False, eager=eager, examples=examples)
 
 
 DECODERS: Mapping[str, Family] = {
@@ -189,6 +250,11 @@ MODULES: Mapping[str, Family] = {
     "mamba": plain("Mamba", "MambaForCausalLM", SCANNED, eager=False),
     "falcon_mamba": plain("FalconMamba", "FalconMambaForCausalLM", SCANNED, eager=False),
     "bamba": plain("Bamba", "BambaForCausalLM", USUAL, attn_layer_indices=[1], **MAMBA),
+    "zamba": plain(
+        "Zamba", "ZambaForCausalLM", USUAL, num_hidden_layers=5, attn_layer_period=2, attn_layer_offset=1,
+        use_mamba_kernels=False, mamba_d_state=8, mamba_dt_rank=4, n_mamba_heads=2, attention_hidden_size=128,
+        num_key_value_heads=4,
+    ),
     "rwkv": plain(
         "Rwkv", "RwkvForCausalLM", {**IDS, "hidden_size": 64, "num_hidden_layers": 2, "context_length": 64},
         eager=False, attention_hidden_size=64, intermediate_size=96,
@@ -257,6 +323,28 @@ MODULES: Mapping[str, Family] = {
     "wav2vec2": plain("Wav2Vec2", "Wav2Vec2ForCTC", AUDIO),
     "hubert": plain("Hubert", "HubertModel", AUDIO),
     "wavlm": plain("WavLM", "WavLMModel", AUDIO, eager=False),
+    "detr": plain(
+        "Detr", "DetrForObjectDetection", SEQ2SEQ, backbone=None, use_timm_backbone=False, num_queries=5,
+        use_pretrained_backbone=False, backbone_config={"model_type": "resnet", "out_features": ["stage2"], **STAGES},
+    ),
+    "sam": plain(
+        "Sam", "SamModel", {"vision_config": SAM_VISION}, examples=points, prompt_encoder_config=SAM_PROMPT,
+        mask_decoder_config=SAM_DECODER,
+    ),
+    "blip": plain(
+        "Blip", "BlipForConditionalGeneration", {"vision_config": {**VISION}, "projection_dim": 32},
+        text_config={**ENCODER, "encoder_hidden_size": 64, "projection_dim": 32}, examples=described,
+    ),
+    "llava": plain(
+        "Llava", "LlavaForConditionalGeneration", {"text_config": {"model_type": "llama", **USUAL}},
+        vision_config={"model_type": "clip_vision_model", **VISION, "projection_dim": 32}, image_token_index=5,
+        image_token_id=5, vision_feature_layer=-1, examples=pictured,
+    ),
+    "qwen2_vl": plain(
+        "Qwen2VL", "Qwen2VLForConditionalGeneration", {"vision_config": QWEN_VISION},
+        text_config={**USUAL, "rope_parameters": MULTIMODAL}, image_token_id=5, video_token_id=6,
+        vision_start_token_id=7, vision_end_token_id=8, examples=patched,
+    ),
 }  # fmt: skip
 FAMILIES: Mapping[str, Family] = {**DECODERS, **MODULES}
 MAIN = ("llama", "mistral", "qwen3", "gemma3", "gpt2", "mixtral", "bert", "t5", "whisper", "vit", "resnet", "wav2vec2")
@@ -264,7 +352,8 @@ MAIN = ("llama", "mistral", "qwen3", "gemma3", "gpt2", "mixtral", "bert", "t5", 
 
 
 def factory(name: str) -> Callable[[], Any]:
-    """Return a function that makes a family's model, called like the family."""
-    make = partial(FAMILIES[name])
+    """Return a function that makes a family's model, with its examples if it has some, called like the family."""
+    family = FAMILIES[name]
+    make = partial(family) if family.examples is None else lambda: (family(), dict(family.examples()))
     make.__name__ = name  # type: ignore[attr-defined]
     return make

@@ -122,8 +122,12 @@ class ComparisonData:
 
     @property
     def unjudged_outputs(self) -> tuple[SiteResult, ...]:
-        """Final outputs that could not be judged: they make the comparison fail."""
-        return tuple(r for r in self.inconclusive if r.final)
+        """Final outputs that could not be judged: they make the comparison fail.
+
+        One that depends on a near tie does not, where the same output was judged at another step.
+        """
+        judged = {r.site for r in self.results if r.verdict.judged}
+        return tuple(r for r in self.inconclusive if r.final and not (r.tied and r.site in judged))
 
     @property
     def healed(self) -> tuple[SiteResult, ...]:

@@ -11,7 +11,7 @@ from ditto_core.compare.bounds import LOGITS_METRICS
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import INTEGERS, NONFINITE, QUANTIZED, Tolerance, quantized_bounds
-from ditto_core.compare.verdict import WITHIN, Verdict, decide
+from ditto_core.compare.verdict import INCONCLUSIVE, WITHIN, Verdict, decide
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 
@@ -34,6 +34,8 @@ def judge(
     reasons = unusable_floors(results, tolerance, engine.dtype)
 
     def verdict(r: SiteResult) -> Verdict:
+        if r.tied:
+            return Verdict(INCONCLUSIVE, "rel_l2", r.metrics.rel_l2, math.inf, r.tied)
         known = () if r.floor is None else (r.floor, usual.get((r.site, r.step > 0), 0.0))
         sites = names.get(r.site) or output_names(r.site, taps)
         return tolerance.judge(

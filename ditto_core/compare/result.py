@@ -25,7 +25,8 @@ class SiteResult:
     where its own bounds hold (integers; dumps of engines whose dtype is not known), else empty: the engine's hold.
     ``row``: the row [batch, position] that is furthest beyond its own floor. ``element``: the largest |d| of an element
     of the reference in the engine's dtype, None where no floor was measured. ``conditioning``: sum |terms| / |sum| of
-    the linear layer that computes the tensor, None where that was not measured.
+    the linear layer that computes the tensor, None where that was not measured. ``tied``: why nothing of the tensor was
+    judged, where all of it depends on a choice of the reference that nearly tied.
     """
 
     step: int
@@ -40,6 +41,7 @@ class SiteResult:
     row: RowError | None = None
     element: float | None = None
     conditioning: float | None = None
+    tied: str = ""
 
     @property
     def ok(self) -> bool:
@@ -109,7 +111,7 @@ def row(result: SiteResult) -> dict[str, Any]:
 def result_to_json(result: SiteResult) -> dict[str, Any]:
     """Return a JSON-ready dictionary of one result."""
     verdict = {k: encode(v) for k, v in asdict(result.verdict).items()}
-    flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed", "final", "dtype")}
+    flat = {k: getattr(result, k) for k in ("step", "site", "order", "healed", "final", "dtype", "tied")}
     numbers = {name: encode(getattr(result, name)) for name in NUMBERS}
     row = None if result.row is None else result.row.to_json()
     return {**flat, **numbers, "verdict": verdict, "row": row, "metrics": result.metrics.to_json()}

@@ -12,6 +12,7 @@ from ditto_core.compare.masks import is_mask
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.model.forward import DECODED
 from ditto_core.sites import Tap, is_operator
+from ditto_core.stepping.choices import Choices
 from ditto_core.stepping.logits import LogitsOfStep
 from ditto_core.stepping.measured import Elementwise, Measured
 from ditto_core.stepping.measuring import Measuring, StepPair
@@ -62,6 +63,7 @@ class Comparer:
         self._repeated: dict[str, torch.Tensor] = {}
         self.idle: frozenset[str] = frozenset()
         """The sites among the taps that are not computed in this step."""
+        self._choices = None if ids is None else Choices(step, (ids.shape[0], ids.shape[1]), found.tied, generated)
         self.outputs: Mapping[str, torch.Tensor] = {}
         """The engine's final outputs: taps of the same values are kept until the reference has its own."""
         self._held: dict[str, tuple[Tap, torch.Tensor, torch.Tensor]] = {}
@@ -195,15 +197,32 @@ class Comparer:
         ``noisy`` are the reference's in the engine's dtype, ``final``: an output of the model; ``borrowed``: the
         reference may overwrite ``expected``.
         """
-        valid = self._valid(tap.axes)
+        valid, tied = self._without_choices(tap, expected, self._valid(tap.axes))
         if tap.value == "logits" and actual.shape != expected.shape:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
         names = (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
         if final or tap.value in self.outputs:
             names = (*names, tap.value)
         first = self._repeated.pop(tap.site, None) if noisy else None
-        pair = StepPair(order, tap, actual, expected, noisy, first, valid, names, final)
+        pair = StepPair(order, tap, actual, expected, noisy, first, valid, names, final, tied)
         self._measuring.add(pair, borrowed=borrowed)
+        if tap.choice and self._choices is not None:
+            self._measuring.flush()  # what is judged behind a choice depends on it
+            floor = self._measuring.floor(tap)
+            if floor is not None and self._tolerance.usable(floor.rel_l2):
+                self._choices.take(tap, actual, expected, noisy, floor.rel_l2)
+
+    def _without_choices(
+        self, tap: Tap, tensor: torch.Tensor, valid: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, str]:
+        """Return what of a tap is judged where experts nearly tied, and the reason where nothing of it is left."""
+        if self._choices is None:
+            return valid, ""
+        left = self._choices.left(tap, tensor, valid)
+        if left is valid or left is None:
+            return valid, ""
+        self._found.note(f"{self._choices.reason()}: what depends on it is not judged")
+        return left, "" if bool(left.any()) else self._choices.reason()
 
     def _valid(self, axes: tuple[str, ...]) -> torch.Tensor | None:
         """Return which elements of a tap with these axes count, one mask for all of them; None: all do."""

@@ -250,12 +250,13 @@ def token_results(
     decode = decode or (lambda ids: "")
     names = {"logits", *(tap.site for tap in sides.engine.taps if tap.value == "logits")}
     noise = {r.step: noise_of(r, tolerance) for r in found.results if r.final and r.site in names}
-    rows = []
+    rows, steps = [], len(found.engine_tokens)
     for row in range(batch.rows):
         ours = tuple(tokens[row] for tokens in found.engine_tokens)
         theirs = tuple(tokens[row] for tokens in found.reference_tokens)
         flips = ((step, flip) for step, flips in found.flips.items() for flip in flips if flip.index[0] == row)
-        ties = tuple(step for step, flip in flips if flip.near_tie or flip.gap <= noise.get(step, 0.0))
+        since = found.tied[row].step if row in found.tied else steps
+        ties = tuple(s for s, flip in flips if flip.near_tie or flip.gap <= noise.get(s, 0.0) or s >= since)
         prompt = batch.texts[row] if batch.texts else ""
         rows.append(TokenResult(prompt, ours, theirs, decode(list(ours)), decode(list(theirs)), ties))
     return tuple(rows)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ditto_core.compare.result import ObserverEffect, SiteResult
 from ditto_core.compare.tokens import Flip, LogitsMetrics
+from ditto_core.stepping.choices import Tied
 from ditto_core.stepping.floor import Floor
 
 
@@ -32,6 +33,8 @@ class Measured:
     engine_tokens: list[list[int]] = field(default_factory=list)
     reference_tokens: list[list[int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    tied: dict[int, Tied] = field(default_factory=dict)
+    """Rows of the batch that depend on a choice of experts that nearly tied."""
     random: set[str] = field(default_factory=set)
     """Sites at which the reference does not repeat itself."""
 

@@ -33,7 +33,7 @@ class StepPair(NamedTuple):
 
     ``noisy``: samples of the reference's in the engine's dtype; ``first``: that of a run of the reference which the
     second has to repeat. ``valid``: the elements that count; ``names``: what a rule may call the tensor; ``final``: an
-    output.
+    output; ``tied``: why nothing of it is judged, empty for the most.
     """
 
     order: int
@@ -45,6 +45,7 @@ class StepPair(NamedTuple):
     valid: torch.Tensor | None
     names: tuple[str, ...]
     final: bool
+    tied: str = ""
 
 
 class Measuring:
@@ -122,8 +123,7 @@ class Measuring:
         if pair.noisy:
             samples, twice = seen[1 : 1 + len(pair.noisy)], seen[1 + len(pair.noisy) :]
             self._found.floor.setdefault(pair.tap.site, {})[self._step] = self._floor(pair, samples, twice)
-        floors = self._found.floor.get(pair.tap.site) or self._found.floor.get(pair.tap.value, {})
-        known = floors.get(self._step)
+        known = self.floor(pair.tap)
         return SiteResult(
             self._step,
             pair.tap.site,
@@ -135,7 +135,13 @@ class Measuring:
             dtype=self._own_dtype(pair, own),
             row=row_of(own, metrics, known) if metrics.metrics.rel_l2 else None,
             element=None if known is None else known.max_abs,
+            tied=pair.tied,
         )
+
+    def floor(self, tap: Tap) -> Noise | None:
+        """Return the noise floor of a tap in this step, None where it was not measured."""
+        floors = self._found.floor.get(tap.site) or self._found.floor.get(tap.value, {})
+        return floors.get(self._step)
 
     def _as_masks(self, pair: StepPair, asked: Pair, found: Found) -> tuple[Pair, Found]:
         """Measure what two attention masks hide, and scores without what a mask hides, instead of their numbers."""

@@ -95,3 +95,29 @@ def test_a_vision_language_model_runs_its_vision_tower_on_images_that_are_given(
 def test_families_are_called_what_they_are():
     assert len(FAMILIES) >= 80
     assert factory("llama").__name__ == "llama"
+
+
+def misrouted():
+    """A mixture of experts whose exported router turns its scores around."""
+    module = factory("qwen3_moe")()
+
+    def turned(gate, inputs):
+        return (-inputs[0],) if torch.compiler.is_exporting() else None
+
+    module.model.layers[1].mlp.gate.register_forward_pre_hook(turned)
+    return module
+
+
+def test_a_router_that_is_wrong_gets_no_excuse_in_half_precision(workspace):
+    pair = Pair(workspace, EngineSpec.of(misrouted, dtype="float16", outputs="**"))
+    run = pair.generate(PROMPTS, max_new_tokens=2)
+    pair.close()
+    assert "model.layers.1.mlp.gate" in {r.site for r in run.failures}
+    assert not run
+    assert [r for r in run.failures if r.final]
+
+
+def test_the_router_of_a_mixture_is_known_by_how_many_experts_it_chooses(pair_of):
+    pair = pair_of("mixtral", dtype="float16")
+    chosen = {tap.site: tap.choice for tap in pair.engine.taps if tap.choice}
+    assert chosen == {"model.layers.0.mlp.gate": 2, "model.layers.1.mlp.gate": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -229,6 +230,22 @@ class EngineSpec:
     def option(self, name: str, default: Any = None) -> Any:
         """Return one of the backend's own settings."""
         return dict(self.options).get(name, default)
+
+    def table(self, name: str) -> dict[str, str]:
+        """Return a setting that is a table of strings; on a command line it is JSON.
+
+        Raises :class:`UsageError` for anything else.
+        """
+        given = self.option(name, {})
+        try:
+            read = json.loads(given) if isinstance(given, str) else given
+        except ValueError:
+            read = None
+        if not isinstance(read, Mapping):
+            raise UsageError(
+                f"{self.backend}'s option {name} is {given!r}, expected a table such as {{'key': 'value'}}"
+            )
+        return {str(key): str(value) for key, value in read.items()}
 
     def dimensions(self, ranks: Mapping[str, int]) -> list[tuple[str, int, str]]:
         """Return the dimensions that have to be dynamic besides batch and tokens, as (input, index, name).

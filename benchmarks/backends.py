@@ -1,14 +1,15 @@
-"""Measure what each backend does, write ``ditto_core/backends/measured.json`` and the table of docs/backends.md.
+"""Measure what each backend does, write ``ditto_core/backends/measured.json`` and the table of the pages.
 
     python benchmarks/backends.py [VARIANT ...]      such as: onnxruntime "executorch xnnpack"
 
 Each variant is measured in a child process and its record replaced; without arguments, all are. ExecuTorch and inductor
-take minutes each. ``--table`` only writes the table anew.
+take minutes each. ``--table`` only writes the table anew; ``--own-file`` before variants measures that column alone.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -37,8 +38,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "inductor aot_inductor": ("inductor", {"compiler": "aot_inductor"}),
     "tensorrt": ("tensorrt", {}),
 }
-PAGE = Path(__file__).parents[1] / "docs/backends.md"
-BEGIN, END = "<!-- measured: benchmarks/backends.py -->\n", "\n<!-- end -->"
+OWN_FILES = {"onnxruntime": "engine.onnx", "executorch": "model.pte"}
+"""What is in the folder of an engine that ``engine=`` takes."""
+PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "docs/backends.md")]
+BEGIN, END = "<!-- measured: benchmarks/backends.py -->\n", "<!-- end -->"
 PROFILE = {"batch": (1, 2, 4), "length": (1, 5, 16), "past": (0, 8, 32)}
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7]]
 SITE = "model.layers.0.mlp"
@@ -92,7 +95,26 @@ def abilities(name: str, options: dict[str, Any], workspace: Workspace) -> dict[
         "observer": found.observer is not None,
         "repro": repro,
         "int8": works(lambda: Pair(workspace, quantized).generate(PROMPTS, max_new_tokens=2)),
+        "own file": own_file(name, options, workspace),
     }
+
+
+def own_file(name: str, options: dict[str, Any], workspace: Workspace | None = None) -> bool:
+    """Tell whether the file of an engine is right as the engine of a test."""
+    workspace = workspace or Workspace()
+    built = workspace.build(EngineSpec.of(small, backend=name, options=options, outputs=(), profile=PROFILE))
+    with tempfile.TemporaryDirectory() as folder:
+        copied = shutil.copytree(built.directory, Path(folder) / "engine")
+        file = copied / OWN_FILES.get(name, "none")
+        if not file.exists():
+            return False
+        found = []
+
+        def run() -> None:
+            pair = Pair(workspace, EngineSpec.of(small, engine=file, profile=PROFILE), PairOptions(isolation="none"))
+            found.append(pair.generate(PROMPTS, max_new_tokens=2))
+
+        return works(run) and bool(found[0])
 
 
 def works(call: Any) -> bool:
@@ -106,25 +128,29 @@ def works(call: Any) -> bool:
 
 
 def write_table() -> None:
-    """Replace the table in the documentation."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}{markdown()}{END}{after}")
+    """Replace the table on the pages."""
+    for page in PAGES:
+        before, rest = page.read_text().split(BEGIN)
+        _, after = rest.split(END)
+        page.write_text(f"{before}{BEGIN}{markdown()}\n{END}{after}")
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str], target: str = "measure") -> None:
     """Measure, one variant after the other; each record is written as soon as there is one."""
     for variant in names:
         name, options = VARIANTS[variant]
         log = Path(tempfile.gettempdir()) / f"ditto-{variant.replace(' ', '-')}.log"
         print(f"{variant}: {log}", flush=True)
         try:
-            record = run_isolated("backends:measure", {"name": name, "options": options}, log=log)
+            record = run_isolated(f"backends:{target}", {"name": name, "options": options}, log=log)
         except DittoError as error:
             print(f"{variant}: not measured: {error}")
             continue
         records = json.loads(MEASURED_FILE.read_text()) if MEASURED_FILE.exists() else {}
-        records[variant] = record
+        if target == "own_file":
+            records[variant]["abilities"]["own file"] = record
+        else:
+            records[variant] = record
         MEASURED_FILE.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n")
         write_table()
 
@@ -132,5 +158,7 @@ def main(names: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--table"]:
         write_table()
+    elif sys.argv[1:2] == ["--own-file"]:
+        main(sys.argv[2:] or list(VARIANTS), "own_file")
     else:
         main(sys.argv[1:] or list(VARIANTS))

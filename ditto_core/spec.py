@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Any
 
 from ditto_core.errors import UsageError, check_type, nearest
@@ -17,7 +19,8 @@ ALL_SITES = ("**",)
 DERIVED = ("operators", "later")
 """Fields of a spec that nobody gives: they follow from the others, or make another engine of the same spec."""
 ENGINE_FILE_BACKEND = "onnx-file"
-"""The backend that runs a file which is there already."""
+FILE_BACKENDS = {".onnx": ENGINE_FILE_BACKEND, ".pte": "pte-file"}
+"""The backends that run a file which is there already, by its suffix; a folder is one of an ONNX file."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class EngineSpec:
     def of(cls, model: ModelSource | str | Callable[[], Any], **fields: Any) -> EngineSpec:
         """Build a spec from plain values: ``outputs`` may be a string, a list or a dict ``raw name -> alias``.
 
-        ``engine``: a file, or a folder with one, that is the engine already; it is run by the backend ``onnx-file``.
+        ``engine``: a file, or a folder with one, that is the engine already; its suffix chooses what runs it.
         Raises :class:`UsageError` for an unknown field or value.
         """
         engine = fields.pop("engine", None)
@@ -209,7 +212,7 @@ class EngineSpec:
         if not isinstance(options, Mapping | tuple):
             raise UsageError(f"options is {options!r}, expected a table such as {{'quantize': 'int8'}}")
         if engine is not None:
-            fields["backend"] = ENGINE_FILE_BACKEND
+            fields["backend"] = FILE_BACKENDS.get(PurePath(str(engine)).suffix, ENGINE_FILE_BACKEND)
             options = {**dict(options), "file": str(engine)}
         if isinstance(options, Mapping):
             if odd := [name for name in options if not isinstance(name, str)]:
@@ -233,6 +236,22 @@ class EngineSpec:
     def option(self, name: str, default: Any = None) -> Any:
         """Return one of the backend's own settings."""
         return dict(self.options).get(name, default)
+
+    def table(self, name: str) -> dict[str, str]:
+        """Return a setting that is a table of strings; on a command line it is JSON.
+
+        Raises :class:`UsageError` for anything else.
+        """
+        given = self.option(name, {})
+        try:
+            read = json.loads(given) if isinstance(given, str) else given
+        except ValueError:
+            read = None
+        if not isinstance(read, Mapping):
+            raise UsageError(
+                f"{self.backend}'s option {name} is {given!r}, expected a table such as {{'key': 'value'}}"
+            )
+        return {str(key): str(value) for key, value in read.items()}
 
     def dimensions(self, ranks: Mapping[str, int]) -> list[tuple[str, int, str]]:
         """Return the dimensions that have to be dynamic besides batch and tokens, as (input, index, name).

@@ -216,7 +216,7 @@ def read(item: pytest.Item) -> Wanted:
 def read_spec(arguments: Mapping[str, Any]) -> EngineSpec:
     """Build and check the spec. Raises :class:`UsageError`; nothing is loaded."""
     from ditto_core.backends.base import backend_names
-    from ditto_core.spec import ENGINE_FILE_BACKEND, EngineSpec
+    from ditto_core.spec import FILE_BACKENDS, EngineSpec
 
     chosen = {name: arguments[name] for name in Arguments.known().spec if name in arguments}
     try:
@@ -224,7 +224,7 @@ def read_spec(arguments: Mapping[str, Any]) -> EngineSpec:
     except (TypeError, ValueError) as error:
         raise UsageError(f"marker {MARKER}: {error}") from error
     names = backend_names()
-    if spec.backend not in (*names, ENGINE_FILE_BACKEND):
+    if spec.backend not in (*names, *FILE_BACKENDS.values()):
         raise UsageError(
             f"unknown backend {spec.backend!r}, registered: {', '.join(names)}{nearest(spec.backend, names)}"
         )

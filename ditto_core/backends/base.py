@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from packaging.requirements import Requirement
 
 from ditto_core.errors import BackendError, nearest
-from ditto_core.spec import ENGINE_FILE_BACKEND
+from ditto_core.spec import FILE_BACKENDS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -284,8 +284,8 @@ class Inspection:
 
 
 def backend_names() -> list[str]:
-    """Return the names of all registered backends, sorted, without the one that only ``engine=`` asks for."""
-    return sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - {ENGINE_FILE_BACKEND})
+    """Return the names of all registered backends, sorted, without those that only ``engine=`` asks for."""
+    return sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - {*FILE_BACKENDS.values()})
 
 
 def get_backend(name: str) -> Backend:

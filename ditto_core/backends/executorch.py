@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ditto_core.model.program import Program
 
 ENGINE_FILE = "model.pte"
+RECORD_FILE = "etrecord.bin"
 METHOD = "forward"
 KERNELS = ("portable", "xnnpack")
 OPTIONS = ("kernels", "threads")
@@ -55,10 +57,19 @@ class ExecuTorchBackend:
     def build(self, request: BuildRequest) -> BuildReport:
         """Trace the model with the taps as outputs and lower it. Raises :class:`BuildError` with the reason."""
         program = request.exported_program()
-        buffer, facts = lower(program, request.spec.option("kernels", KERNELS[0]))
-        (request.directory / ENGINE_FILE).write_bytes(buffer)
-        Signature.of(program, request.outputs).save(request.directory)
-        return BuildReport(program.taps, program.refused, facts)
+        signature = Signature.of(program, request.outputs)
+        lowered = lower(program, request.spec.option("kernels", KERNELS[0]), record=request.artifacts is not None)
+        (request.directory / ENGINE_FILE).write_bytes(lowered.manager.buffer)
+        signature.save(request.directory)
+        if request.artifacts:
+            lowered.save_record(request.artifacts)
+        return BuildReport(program.taps, program.refused, lowered.facts)
+
+    def write_artifacts(self, request: BuildRequest) -> None:
+        """Lower the model again for its ETRecord, which has the weights twice: the cache does not keep it."""
+        assert request.artifacts is not None
+        kernels = request.spec.option("kernels", KERNELS[0])
+        lower(request.exported_program(), kernels, record=True).save_record(request.artifacts)
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> ProgramSession:
         """Load the engine. Raises :class:`BuildError` when ExecuTorch refuses the file."""
@@ -103,25 +114,54 @@ def load_runtime() -> Any:
     return _C
 
 
-def lower(program: Program, kernels: str) -> tuple[bytes, dict[str, int]]:
-    """Return a ``.pte`` file's content, and of how many operators and delegated blocks it consists."""
+@dataclass(frozen=True)
+class Lowered:
+    """ExecuTorch's program, of how many operators and delegated blocks it consists, and the inputs it was traced on."""
+
+    manager: Any
+    facts: dict[str, int]
+    inputs: tuple[Any, ...]
+
+    def save_record(self, directory: Path) -> None:
+        """Write the ETRecord: `ditto compare run.etdp etrecord.bin` judges an ETDump of the program by it."""
+        record = self.manager.get_etrecord()
+        record.update_representative_inputs(list(self.inputs))
+        directory.mkdir(parents=True, exist_ok=True)
+        record.save(str(directory / RECORD_FILE))
+
+
+def lower(program: Program, kernels: str, *, record: bool = False) -> Lowered:
+    """Lower a traced model, with its ETRecord if that is to be saved. Raises :class:`BuildError` with the reason."""
     from ditto_core.model.export import quiet
 
+    exported = without_dropout(program.exported)
+    inputs = exported.example_inputs[0] if exported.example_inputs else ()
     with quiet():
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
         config = EdgeCompileConfig(_check_ir_validity=False)
         try:
             edge = to_edge_transform_and_lower(
-                program.exported, partitioner=partitioners(kernels), compile_config=config
+                exported, partitioner=partitioners(kernels), compile_config=config, generate_etrecord=record
             )
-            buffer = edge.to_executorch().buffer
+            manager = edge.to_executorch()
         except Exception as error:
             raise BuildError(f"executorch cannot lower the model: {first_line(error)}") from error
     calls = [str(node.target) for node in edge.exported_program().graph.nodes if node.op == "call_function"]
     blocks = sum("executorch_call_delegate" in call for call in calls)
     getters = sum("getitem" in call for call in calls)
-    return buffer, {"operators": len(calls) - blocks - getters, "delegated blocks": blocks}
+    return Lowered(manager, {"operators": len(calls) - blocks - getters, "delegated blocks": blocks}, inputs)
+
+
+def without_dropout(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Take dropouts off that do nothing: XNNPACK refuses a block that returns one of them and what it reads."""
+    graph = exported.graph_module.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.aten.dropout.default and not node.args[2]:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    exported.graph_module.recompile()
+    return exported
 
 
 def partitioners(kernels: str) -> list[Any] | None:

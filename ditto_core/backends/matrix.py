@@ -18,7 +18,7 @@ PROMISES: Mapping[str, tuple[str, ...]] = {
     "dynamic shapes": ("batch_sizes",),
 }
 """The promises that a column stands for."""
-ABILITIES = ("int8", "localize", "repro", "observer")
+ABILITIES = ("int8", "localize", "repro", "observer", "own file")
 """Columns that are measured by themselves."""
 COLUMNS = ("dtypes", *PROMISES, *ABILITIES)
 

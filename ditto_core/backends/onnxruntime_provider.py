@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-from collections.abc import Mapping
 from typing import Any
 
 from ditto_core.errors import BackendError, BuildError, UsageError, first_line, nearest
@@ -13,13 +11,13 @@ from ditto_core.spec import EngineSpec
 CPU = "CPUExecutionProvider"
 SUFFIX = "ExecutionProvider"
 NESTED = ("provider_options", "session")
-"""Options that are tables; on a command line they are JSON."""
+"""Options that are tables."""
 
 
 def check_provider(library: Any, spec: EngineSpec) -> None:
     """Raise :class:`BackendError` when the provider is not here, :class:`UsageError` for a wrong option."""
     for name in NESTED:
-        table(spec, name)
+        spec.table(name)
     if plugin := spec.option("plugin"):
         plugin_package(plugin)
     elif (name := provider_name(library, spec)) not in library.get_available_providers():
@@ -40,18 +38,6 @@ def provider_name(library: Any, spec: EngineSpec) -> str:
     return known[short]
 
 
-def table(spec: EngineSpec, name: str) -> dict[str, str]:
-    """Return an option that is a table of strings. Raises :class:`UsageError` for anything else."""
-    given = spec.option(name, {})
-    try:
-        read = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
-        read = None
-    if not isinstance(read, Mapping):
-        raise UsageError(f"onnxruntime's option {name} is {given!r}, expected a table such as {{'key': 'value'}}")
-    return {str(key): str(value) for key, value in read.items()}
-
-
 def plugin_package(name: str) -> Any:
     """Import the package of a plugin provider. Raises :class:`BackendError` when it is not installed or is none."""
     try:
@@ -69,9 +55,9 @@ def open_session(library: Any, path: str, spec: EngineSpec, options: Any) -> tup
     Raises :class:`BuildError` when the engine is refused, or when ONNX Runtime would run it elsewhere: it replaces a
     provider that does not load by the CPU's.
     """
-    for key, value in table(spec, "session").items():
+    for key, value in spec.table("session").items():
         options.add_session_config_entry(key, value)
-    wanted = table(spec, "provider_options")
+    wanted = spec.table("provider_options")
     plugin = spec.option("plugin")
     name = plugin_package(plugin).get_ep_name() if plugin else provider_name(library, spec)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from ditto_core.compare.ulp import coarser
 from ditto_core.dumps import Dump, format_of, open_dump
+from ditto_core.dumps.etdump import open_pair
 from ditto_core.dumps.namemap import Entry, NameMap, check_rules, suffix_pairs
 from ditto_core.dumps.padding import last_tokens, packed
 from ditto_core.errors import TraceError, UsageError
@@ -186,7 +187,7 @@ def compare_dumps(
     """
     sides = (actual, expected)
     check_options(sides, options)
-    ours, theirs = (opened(side, options) for side in sides)
+    ours, theirs = run_and_record(sides, options) or tuple(opened(side, options) for side in sides)
     pairs = DumpPairs(ours, theirs, NameMap.of(name_map))
     if not min(pairs.steps):
         empty = pairs.actual if not pairs.actual.steps else pairs.expected
@@ -196,6 +197,14 @@ def compare_dumps(
     if not match.matched:
         raise TraceError(no_match(pairs, match))
     return pairs
+
+
+def run_and_record(sides: Sequence[Dump | Path | str], options: Mapping[str, Any]) -> tuple[Dump, Dump] | None:
+    """Open an ETDump beside the ETRecord of its program: which tensors they share, only both of them tell."""
+    if any(isinstance(side, Dump) for side in sides) or [format_of(s).name for s in sides] != ["etdump", "etrecord"]:  # type: ignore[arg-type]
+        return None
+    run, record = (Path(side) for side in sides)  # type: ignore[arg-type]
+    return open_pair(run, record, options.get("debug_buffer"))
 
 
 def opened(dump: Dump | Path | str, options: Mapping[str, Any]) -> Dump:

@@ -18,22 +18,32 @@ from ditto_core.errors import TraceError
 
 def convert(etdump: str, etrecord: str, buffer: str, output: str) -> list[str]:
     """Read, name and write every tensor that the Inspector shows; return their names in the order of execution."""
-    from executorch.devtools import Inspector
-
-    try:
-        inspector = Inspector(etdump_path=etdump, etrecord=etrecord or None, debug_buffer_path=buffer)
-    except subprocess.CalledProcessError as error:  # its text is a long command line
-        raise TraceError(f"its parser flatc ended with code {error.returncode}") from error
+    inspector = opened(etdump, etrecord, buffer)
     events = [e for block in inspector.event_blocks for e in block.events if e.debug_data]
-    program = inspector._etrecord.edge_dialect_program if etrecord else None
-    if isinstance(program, dict):
-        program = program["forward"]
-    modules = module_outputs(program.graph.nodes) if program is not None else {}
+    modules = module_outputs(edge_nodes(inspector)) if etrecord else {}
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in named(events, modules):
         tensors.setdefault(name, tensor.clone().contiguous())
     save_file(tensors, output)
     return list(tensors)
+
+
+def opened(etdump: str, etrecord: str, buffer: str) -> Any:
+    """Return ExecuTorch's Inspector of the files."""
+    from executorch.devtools import Inspector
+
+    try:
+        return Inspector(etdump_path=etdump, etrecord=etrecord or None, debug_buffer_path=buffer)
+    except subprocess.CalledProcessError as error:  # its text is a long command line
+        raise TraceError(f"its parser flatc ended with code {error.returncode}") from error
+
+
+def edge_nodes(inspector: Any) -> list[Any]:
+    """Return the nodes of the edge program in the ETRecord, in topological order."""
+    program = inspector._etrecord.edge_dialect_program
+    if isinstance(program, dict):
+        program = program["forward"]
+    return list(program.graph.nodes) if program is not None else []
 
 
 def module_outputs(nodes: Iterable[Any]) -> dict[int, list[tuple[str, tuple[int, ...] | None]]]:
@@ -70,7 +80,7 @@ def named(
 
     Views are no instructions: where a module ends in one, the tensor gets the shape that the view would give it.
     """
-    final = {e.debug_handles: e._instruction_id for e in events if isinstance(e.debug_handles, int)}
+    final = {last_handle(e): e._instruction_id for e in events}
     seen = set()
     for event in events:
         instruction = event._instruction_id
@@ -78,13 +88,22 @@ def named(
             continue
         seen.add(instruction)
         tensors = [t for t in event.debug_data if isinstance(t, torch.Tensor)]
-        ends = modules.get(event.debug_handles, []) if final.get(event.debug_handles) == instruction else []
+        handle = last_handle(event)
+        ends = modules.get(handle, []) if final[handle] == instruction else []
         for i, tensor in enumerate(tensors):
             if i == 0 and ends:
                 yield from ((path, reshaped(tensor, shape)) for path, shape in ends)
                 continue
             operator = event.name.removeprefix("native_call_")
             yield f"et:{instruction}.{operator}" + (f":{i}" if i else ""), tensor
+
+
+def last_handle(event: Any) -> int:
+    """Return the debug handle of an event's result: that of the operator, of a delegated block the last one's."""
+    handles = event.debug_handles
+    if isinstance(handles, int):
+        return handles
+    return int(handles[-1]) if handles else -1
 
 
 def reshaped(tensor: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor:

@@ -16,7 +16,7 @@ from ditto_core.model.export import own_symbols, quiet, restored, wrap
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import BATCH, DecoderWrapper, Wrapper
 from ditto_core.sites import Tap
-from ditto_core.spec import ShapeProfile
+from ditto_core.spec import Range, ShapeProfile
 
 LEAST = 2
 
@@ -72,8 +72,9 @@ def trace_program(
     chosen = Chosen(wrapper, tuple(dict.fromkeys(tap.value for tap in taps)))
     try:
         with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), restored(model.module):
-            shapes = {"inputs": bounded(dynamic, profile, [wrapper.dimensions[name] for name in names])}
-            exported = torch.export.export(chosen, tuple(flat(arguments)), dynamic_shapes=shapes, strict=False)
+            inputs = tuple(flat(arguments))
+            shapes = {"inputs": bounded(dynamic, profile, [wrapper.dimensions[name] for name in names], inputs)}
+            exported = torch.export.export(chosen, inputs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise BuildError(f"{model.label} could not be exported: {first_line(error)}") from error
     allow_short(exported)
@@ -105,7 +106,10 @@ def flat(arguments: Sequence[Any]) -> list[Any]:
 
 
 def bounded(
-    dynamic: dict[str, Any], profile: ShapeProfile, names: Sequence[Mapping[int, str]]
+    dynamic: dict[str, Any],
+    profile: ShapeProfile,
+    names: Sequence[Mapping[int, str]],
+    inputs: Sequence[torch.Tensor],
 ) -> tuple[dict[int, Any], ...]:
     """Return the dynamic sizes of the flat inputs, each within the profile; ``names`` are those of their dimensions.
 
@@ -113,10 +117,29 @@ def bounded(
     """
     if "past" not in dynamic:
         ranges = {BATCH: profile.batch, **dict(profile.more)}
-        bounds = {name: Dim.AUTO(min=size.min, max=size.max) for name, size in ranges.items()}
-        return tuple({axis: bounds.get(name, Dim.AUTO) for axis, name in sizes.items()} for sizes in names)
-    batch, length, past = (Dim.DYNAMIC(min=r.min, max=r.max) for r in (profile.batch, profile.length, profile.past))
-    least, most = profile.length.min + profile.past.min, profile.length.max + profile.past.max
-    total = Dim.DYNAMIC(min=least, max=most)
+        return tuple(
+            {axis: bound(Dim.AUTO, ranges.get(name), tensor.shape[axis]) for axis, name in sizes.items()}
+            for sizes, tensor in zip(names, inputs, strict=True)
+        )
+    rows, count = inputs[0].shape
+    total = inputs[1].shape[1]
+    batch, length = bound(Dim.DYNAMIC, profile.batch, rows), bound(Dim.DYNAMIC, profile.length, count)
+    past = bound(Dim.DYNAMIC, profile.past, total - count)
+    least = profile.length.min + profile.past.min
+    sums = Range(least, least, length.max + past.max)
     tokens = {0: batch, 1: length}
-    return (tokens, {0: batch, 1: total}, tokens, *({0: batch, 2: past} for _ in dynamic["past"]))
+    return (
+        tokens,
+        {0: batch, 1: bound(Dim.DYNAMIC, sums, total)},
+        tokens,
+        *({0: batch, 2: past} for _ in dynamic["past"]),
+    )
+
+
+def bound(kind: Any, size: Range | None, traced: int) -> Any:
+    """Return a dynamic size with the bounds of the profile, where it has any.
+
+    They are wide enough for the size that is traced, and for two sizes: torch takes a single one for a constant, and 1
+    for 2.
+    """
+    return kind(min=min(size.min, traced), max=max(size.max, traced, LEAST + 1)) if size else kind

@@ -1,12 +1,15 @@
 """ExecuTorch as an engine: a decoder, a CNN and an encoder pass, a wrong weight is found where it is."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 from models import conv_net, many_ids
 
 from ditto_core.backends.executorch import ExecuTorchBackend
 from ditto_core.cache import Cache
+from ditto_core.compare.dumps import compare_dumps
 from ditto_core.compare.judging import UNTAPPED
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import BackendError, BuildError, UsageError
@@ -14,6 +17,7 @@ from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.session import ShowsCache
 from ditto_core.spec import EngineSpec
+from ditto_core.stepping.dumps import compare_offline
 from tests.faults.programs import scaled_in_program
 
 pytest.importorskip("executorch")
@@ -52,6 +56,34 @@ def test_a_convolutional_model_agrees_in_xnnpack(workspace):
     assert found.observer.rel_l2 <= 1e-6
     assert pair.engine.facts["delegated blocks"] == 2
     pair.close()
+
+
+RUN = """
+import sys
+from executorch.devtools.etrecord import parse_etrecord
+from executorch.runtime import Runtime, Verification
+
+engine, record, folder = sys.argv[1:]
+inputs = parse_etrecord(record)._representative_inputs
+runtime = Runtime.get()
+loaded = runtime.load_program(engine, verification=Verification.Minimal, enable_etdump=True, debug_buffer_size=1 << 20)
+loaded.load_method("forward").execute(inputs)
+loaded.write_etdump_result_to_file(f"{folder}/run.etdp", f"{folder}/debug_output.bin")
+"""
+
+
+def test_an_etdump_of_the_engine_is_judged_by_the_etrecord_among_the_artifacts(tmp_path):
+    workspace = Workspace(Cache(tmp_path / "cache"), artifacts=tmp_path)
+    built = workspace.build(spec(conv_net, outputs=()))
+    (record,) = tmp_path.glob("*/etrecord.bin")
+    command = [sys.executable, "-c", RUN, str(built.directory / "model.pte"), str(record), str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    found = compare_offline(compare_dumps(tmp_path / "run.etdp", record))
+    assert found, found
+    assert {"0", "2", "3", "5"} <= {site.rpartition(".")[2] for site in found.sites}
+    record.unlink()
+    workspace.build(spec(conv_net, outputs=()))
+    assert record.stat().st_size > 0  # of an engine that was in the cache, too
 
 
 def test_a_wrong_weight_is_found_at_its_site(tmp_path, monkeypatch):

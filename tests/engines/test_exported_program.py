@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from exporting_backend import ExportingBackend
-from models import conv_net
+from models import conv_net, many_ids
 
 from ditto_core.backends.base import BuildRequest
 from ditto_core.errors import BuildError
+from ditto_core.model.loading import load_model
+from ditto_core.model.program import trace_program
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec
+from ditto_core.spec import EngineSpec, ModelSource, ShapeProfile
 from ditto_core.testing import check_backend
 from ditto_core.testing.suite import PROMISES
 
@@ -76,3 +78,17 @@ def test_the_model_is_cast_to_the_dtype_of_the_spec(tmp_path):
     half = replace(request(tmp_path), spec=EngineSpec.of(conv_net, dtype="float16"))
     weights = half.exported_program().exported.state_dict.values()
     assert {weight.dtype for weight in weights if weight.is_floating_point()} == {torch.float16}
+
+
+@pytest.mark.parametrize(
+    ("model", "profile"),
+    [
+        (conv_net, {"batch": (1, 1, 1)}),
+        (conv_net, {"batch": (4, 4, 4)}),
+        (many_ids, {"batch": (1, 1, 1), "length": (1, 1, 1), "past": (0, 1, 2)}),
+    ],
+)
+def test_a_profile_of_one_size_is_traced(model, profile):
+    """Tracing needs two sizes, and that of the example among them; torch refuses anything else."""
+    program = trace_program(load_model(ModelSource.of(model)), (), ShapeProfile.parse(profile))
+    assert min(size.upper for size in program.exported.range_constraints.values()) == max(3, profile["batch"][2])

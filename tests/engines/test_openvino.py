@@ -1,7 +1,8 @@
 """OpenVINO as an engine: a decoder and a CNN pass, a wrong weight is found where it is."""
 
 import pytest
-from models import conv_net, llama
+import torch
+from models import conv_net, llama, many_ids
 
 from ditto_core.cache import Cache
 from ditto_core.compare.judging import UNTAPPED
@@ -64,10 +65,42 @@ def test_a_wrong_weight_is_found_at_its_site(tmp_path, workspace, monkeypatch):
     assert found.first_bad.metrics.rel_l2 == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_padded_batch_agrees_in_half_precision(workspace, dtype):
+    pair = Pair(workspace, spec(many_ids, dtype=dtype))
+    found = pair.generate([[3, 1, 4, 1, 5], [2, 7]], max_new_tokens=3)
+    assert found, found
+    session = pair.sessions.engine
+    assert session.past["past_key_values.0.key"].dtype == getattr(torch, dtype)
+    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    own = {"float16": ("FP16", "f16"), "bfloat16": ("BF16", "bf16")}[dtype]
+    assert session.info.facts["precision"] == (own[1] if own[0] in able else "f32")
+    assert session.info.kernels == ()
+    pair.close()
+
+
+def test_a_hint_that_makes_products_coarser_is_measured_and_explains_the_error(workspace):
+    """OpenVINO's own default on processors that have bfloat16."""
+    if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this CPU has no bfloat16, so OpenVINO computes in float32 whatever the hint says")
+    pair = Pair(workspace, spec(many_ids, options={"config": {"INFERENCE_PRECISION_HINT": "bf16"}}))
+    found = pair.generate([3, 1, 4, 1, 5], max_new_tokens=2)
+    (kernel,) = found.engine.kernels
+    assert kernel.name == "computation in bf16"
+    assert kernel.ratio > 1e3
+    projection = next(r for r in found.results if r.site == "model.layers.0.self_attn.q_proj")
+    assert projection.metrics.rel_l2 > 1e-4
+    assert projection.verdict.status == "explained"
+    assert "computation in bf16" in projection.verdict.rule
+    pair.close()
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "text"),
     [
-        ({"dtype": "float16"}, BackendError, "float16"),
+        ({"dtype": "float64"}, BackendError, "float64"),
+        ({"options": {"config": "INFERENCE_PRECISION_HINT"}}, UsageError, "expected a table"),
+        ({"options": {"config": {"INFERENCE_PRECISION": "f32"}}}, UsageError, "'INFERENCE_PRECISION_HINT'"),
         ({"options": {"thread": 2}}, UsageError, "thread"),
     ],
 )

@@ -38,11 +38,14 @@ def scale_weight(path: Path, value: str, factor: float) -> str:
 
 
 def weight_of(graph: onnx.GraphProto, value: str) -> onnx.TensorProto:
-    """Find the one weight matrix of the node that computes ``value``, through transposes and casts."""
+    """Find the one weight matrix of the node that computes ``value``, through a bias, transposes and casts."""
     producers = {output: node for node in graph.node for output in node.output}
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     found = []
-    for name in producers[value].input:
+    node = producers[value]
+    if node.op_type == "Add" and any(name in initializers for name in node.input):
+        node = next(producers[name] for name in node.input if name in producers)
+    for name in node.input:
         while name not in initializers and name in producers and producers[name].op_type in PASS_THROUGH:
             name = producers[name].input[0]  # noqa: PLW2901
         if name in initializers and len(initializers[name].dims) == 2:

@@ -1,9 +1,11 @@
 """ETDumps that the real ExecuTorch wrote are read through its own Inspector, with the modules' names."""
 
+import json
 import os
 import pickle
 import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,10 @@ import torch
 from ditto_core.compare.dumps import compare_dumps
 from ditto_core.dumps import open_dump
 from ditto_core.errors import TraceError
+from ditto_core.stepping.dumps import compare_offline
+
+MAKE = Path(__file__).with_name("make_etdump.py")
+LINE = "        return x + self.down(torch.relu(self.up(self.norm(x))))"
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +87,50 @@ def test_a_truncated_etrecord_is_refused_before_the_inspector_runs(etdumps, tmp_
     record.write_bytes(record.read_bytes()[:40_000])
     with pytest.raises(TraceError, match=r"etrecord.bin is not an ETRecord, or a damaged one"):
         open_dump(tmp_path / "dump/run.etdp", etrecord=record)
+
+
+def test_the_numbers_of_inspectors_own_example_are_the_inspectors(etdumps):
+    """Its L1 is a sum. The record has other inputs than the run, for on the same ones all distances are zero."""
+    pairs = compare_dumps(etdumps / "example", etdumps / "example/etrecord.bin")
+    found = compare_offline(pairs)
+    theirs = json.loads((etdumps / "inspector.json").read_text())
+    values = {tap.site: tap.value for tap in pairs.actual.taps}
+    assert {values[result.site] for result in found.results} == set(theirs)
+    assert len(theirs) >= 8
+    assert all(gap["MSE"] > 0 for name, gap in theirs.items() if name != "add_1")  # of two parameters
+    for result in found.results:
+        gap, ours = theirs[values[result.site]], result.metrics
+        assert ours.mse == pytest.approx(gap["MSE"], rel=1e-5)
+        assert ours.mean_abs * ours.count == pytest.approx(gap["L1"], rel=1e-5)
+        assert ours.snr_db == pytest.approx(gap["SNR"], rel=1e-5)
+        assert any(f"{result.site} MSE {gap['MSE']:.6g}, L1 {gap['L1']:.6g}" in note for note in found.notes)
+
+
+def test_operators_have_their_module_and_eager_line_and_blocks_are_named(etdumps):
+    pairs = compare_dumps(etdumps / "blocks/run.etdp", etdumps / "blocks/etrecord.bin")
+    taps = {tap.site: tap for tap in pairs.actual.taps}
+    norm, line = taps["layers.0.norm"], MAKE.read_text().splitlines().index(LINE) + 1
+    assert (norm.module_class, norm.source) == ("LayerNorm", f"make_etdump.py:{line}")
+    assert taps["layers.0"].value == "linear, relu, linear_1, add"
+    assert "layers.0 is what a delegated block returns: linear, relu, linear_1, add" in pairs.notes
+    assert not compare_offline(pairs)  # the inputs differ
+
+
+def test_the_tensors_of_a_delegated_block_are_those_of_its_last_module(etdumps):
+    found = open_dump(etdumps / "blocks")
+    assert [name for name in found.names(0) if not name.startswith("et:")] == [
+        "layers.0.norm",
+        "layers.0",
+        "layers.1.norm",
+        "head",
+    ]  # layers.1 ends inside of the second block
+
+
+def test_an_etrecord_without_inputs_and_one_by_itself_are_refused_with_the_remedy(etdumps):
+    with pytest.raises(TraceError, match=r"update_representative_inputs"):
+        compare_dumps(etdumps / "one", etdumps / "one/etrecord.bin")
+    with pytest.raises(TraceError, match=r"ditto compare run.etdp etrecord.bin"):
+        open_dump(etdumps / "one/etrecord.bin")
 
 
 class Payload:

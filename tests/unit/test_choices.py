@@ -51,6 +51,7 @@ def run(gap, *, wrong=(0, 1), step=0, found=None, noisy=False, taps=(ROUTER, BLO
         comparer.take_engine(tap.site, mine)
         comparer.take_noisy(tap.site, ours if noisy and tap is BLOCK else low)
         comparer.take_reference(tap.site, theirs)
+    comparer.flush()
     results = judge(found.results, Tolerance(), taps, SessionInfo("e", "e", "float16"))
     return {(r.site, r.step): r.verdict for r in results}, found
 

@@ -249,6 +249,27 @@ def test_notebook_shows_the_verdict_and_escapes():
     assert "<script>" not in shown
 
 
+def test_notebook_draws_each_site_and_a_cross_where_one_fails():
+    page = ET.fromstring(faulty()._repr_html_())
+    (svg,) = page.iter("svg")
+    dashed, *marks = svg.iter("path")
+    (line,) = svg.iter("polyline")
+    points = [tuple(map(float, point.split(","))) for point in line.get("points").split()]
+    bound = float(dashed.get("d").split()[1].split("H")[0])
+    sites = names(2)
+    assert len(points) == len(marks) == len(sites)
+    failing = [i for i, site in enumerate(marks) if "l6 6" in site.get("d")]
+    assert failing == [i for i, (_, y) in enumerate(points) if y < bound]  # y grows downwards
+    assert sites[failing[0]] == BAD
+    assert marks[failing[0]].find("title").text == f"{BAD}: 2.5e+03"
+
+
+def test_notebook_draws_what_is_not_finite_at_the_top():
+    (svg,) = ET.fromstring(with_nan()._repr_html_()).iter("svg")
+    heights = [float(point.split(",")[1]) for point in next(svg.iter("polyline")).get("points").split()]
+    assert min(heights) == 6.0
+
+
 def test_sample_points_at_the_worst_elements_and_leaves_padding_out(dumped):
     found = sample_dump(dumped, [dumped.first_bad], points=20)[0, BAD]
     assert found.count == 48

@@ -39,23 +39,6 @@ def residual(evidence: Evidence) -> Cause | None:
     return evidence.cause(kind, evidence.confidence(candidate), lines, "compare the addition in the engine's graph")
 
 
-def factor_missing(evidence: Evidence) -> Cause | None:
-    """A product of two captured tensors in which one is left out."""
-    names = evidence.blame.inputs
-    terms = {name: evidence.tensor(name) for name in names}
-    both = [term for term in terms.values() if term is not None and term.shape == evidence.expected.shape]
-    if len(both) != 2 or not evidence.reproduces(both[0] * both[1]):
-        return None
-    for name, term in terms.items():
-        if len(names) == 2 and term is not None and evidence.explains(term):
-            other = next(n for n in names if n != name)
-            line = f"the output is {name} alone, {other} takes no part"
-            return evidence.cause(
-                "operand ignored", 0.97, [line], "compare the operator's inputs in the engine's graph"
-            )
-    return None
-
-
 def overflow(evidence: Evidence) -> Cause | None:
     """Values beyond the dtype's range."""
     largest = {"float16": 65504.0}.get(evidence.dtype)
@@ -166,4 +149,4 @@ def displaced(evidence: Evidence) -> Cause | None:
     return None
 
 
-RULES = (overflow, residual, factor_missing, saturated, narrow_format, displaced, constant_factor, all_zero, not_finite)
+RULES = (overflow, residual, saturated, narrow_format, displaced, constant_factor, all_zero, not_finite)

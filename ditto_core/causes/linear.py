@@ -9,11 +9,14 @@ from torch import nn
 
 from ditto_core.causes.base import Evidence, first_cause, parameter
 from ditto_core.causes.kinds import Kind
-from ditto_core.causes.rounding import QUANTIZERS, narrow_sums, round_bits
+from ditto_core.causes.rounding import QUANTIZERS, Format, narrow_sums, round_bits
 from ditto_core.compare.blame import Cause
 
 LARGEST_PERMUTATION = 8192
 """Output channels up to which a permutation is searched (memory grows with the square)."""
+
+SAMPLED = 64
+"""Output channels on which the format of a quantized weight is chosen."""
 
 
 def linear(evidence: Evidence) -> Cause | None:
@@ -166,29 +169,37 @@ def other_weight(evidence: Evidence) -> Cause | None:
 
 
 def quantized(evidence: Evidence) -> Cause | None:
-    """The weight, and perhaps the input, rounded to a coarser format explains the output."""
-    weight, x = weight_of(evidence.module), layer_input(evidence)
-    assert weight is not None
+    """The weight, and perhaps the input, rounded to a coarser format explains the output.
+
+    The format is chosen on some output channels: all of a wide layer's would take seconds.
+    """
+    weight, x = as_weight(evidence.module), layer_input(evidence)
     assert x is not None
-    best: tuple[float, str, torch.Tensor] | None = None
-    for name, quantize_weight, quantize_input in QUANTIZERS:
-        if quantize_weight is None and quantize_input is None:
-            continue
-        w = weight if quantize_weight is None else quantize_weight(weight)
-        candidate = apply(evidence, w, x if quantize_input is None else quantize_input(x))
-        error = evidence.distance(candidate)
-        if best is None or error < best[0]:
-            best = error, name, candidate
-    if best is None or not evidence.explains(best[2], share=0.7):
+    some, bias = sample(weight), bias_of(evidence.module)
+
+    def output(format_: Format, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        _, of_weight, of_input = format_
+        product = (of_input(x) if of_input else x) @ (of_weight(weight) if of_weight else weight).T
+        return product if bias is None else product + bias
+
+    def error(format_: Format) -> float:
+        candidate = output(format_, weight[some], None if bias is None else bias[some])
+        return evidence.distance_between(evidence.actual[..., some], candidate)
+
+    best = min(QUANTIZERS, key=error)
+    candidate = output(best, weight, bias)
+    if not evidence.explains(candidate, share=0.7):
         return None
-    share = 1 - best[0] / evidence.distance(evidence.expected)
-    line = f"{best[1]} accounts for {share:.0%} of the error of {evidence.blame.local:.1e}"
-    return evidence.cause(
-        "weights quantized",
-        0.95 if share > 0.9 else 0.8,
-        [line],
-        "leave this layer out of quantization, or calibrate it",
-    )
+    share = 1 - evidence.distance(candidate) / evidence.distance(evidence.expected)
+    line = f"{best[0]} accounts for {share:.0%} of the error of {evidence.blame.local:.1e}"
+    step = "leave this layer out of quantization, or calibrate it"
+    return evidence.cause("weights quantized", 0.95 if share > 0.9 else 0.8, [line], step)
+
+
+def sample(weight: torch.Tensor) -> torch.Tensor:
+    """Return output channels of a weight [out, in]: the first ones, and those with the extremes that set its scale."""
+    extremes = [int(weight.argmax()) // weight.shape[1], int(weight.argmin()) // weight.shape[1]]
+    return torch.tensor(sorted({*range(min(len(weight), SAMPLED)), *extremes}))
 
 
 def reduced_precision(evidence: Evidence) -> Cause | None:

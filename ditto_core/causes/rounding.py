@@ -82,7 +82,10 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype).to(tensor.dtype)
 
 
-QUANTIZERS: tuple[tuple[str, Quantizer | None, Quantizer | None], ...] = (
+Format = tuple[str, "Quantizer | None", "Quantizer | None"]
+"""Name, what is done to the weight, what is done to the input."""
+
+QUANTIZERS: tuple[Format, ...] = (
     ("int8 weights, one scale a channel", partial(integers, bits=8), None),
     ("int8 weights, one scale", partial(integers, bits=8, per_tensor=True), None),
     ("int4 weights, groups of 32", partial(integers, bits=4, group=32), None),
@@ -100,4 +103,3 @@ QUANTIZERS: tuple[tuple[str, Quantizer | None, Quantizer | None], ...] = (
     ("float16 weights", partial(cast, dtype=torch.float16), None),
     ("bfloat16 weights", partial(cast, dtype=torch.bfloat16), None),
 )
-"""Name, what is done to the weight, what is done to the input."""

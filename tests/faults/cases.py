@@ -197,7 +197,7 @@ INNER = f"{MLP}.down_proj:in"
 ANYWHERE = [
     Case("residual", graph.operand_alone(LAYER, 1), LAYER, "residual missing", "generic.residual"),
     Case("residual half", graph.term_scaled(LAYER, 1, 0.5), LAYER, "residual scaled", "generic.residual"),
-    Case("gate ignored", graph.operand_alone(INNER, 1), INNER, "operand ignored", "generic.factor_missing"),
+    Case("gate ignored", graph.operand_alone(INNER, 1), INNER, "operand ignored", "mutants.operations"),
     Case("clip", graph.clipped(INNER, -0.5, 0.5), INNER, "saturation", "generic.saturated"),
     Case("cast", graph.through(f"{MLP}.act_fn"), f"{MLP}.act_fn", "narrow cast", "generic.narrow_format"),
     Case("cut", graph.cut_to_brain(INNER), INNER, "narrow cast", "generic.narrow_format"),

@@ -22,7 +22,7 @@ SPECIFIC: tuple[tuple[str, str, str, str, Kind], ...] = (
     ("norm", "tensors", "*", "operation missing", "norm missing"),
     ("norm", "operations", "add one", "*", "norm weight offset"),
     ("norm", "constants", "add one", "*", "norm weight offset"),
-    ("norm", "fits", "parameter", "constant factor", "weight scaled"),
+    ("norm", "fits", "*", "constant factor", "weight scaled"),
     ("norm", "fits", "parameter", "other constant", "norm weight offset"),
     ("norm", "operations", "mul parameter", "operation missing", "norm weight ignored"),
     ("norm", "operations", "mul tensor", "operation missing", "norm missing"),

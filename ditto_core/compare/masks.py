@@ -27,7 +27,9 @@ def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
     if expected.ndim != 4 or not expected.is_floating_point() or expected.itemsize == 1 or not expected.numel():
         return actual, expected
     if is_mask(expected) and bool((actual <= 0).all()):
-        left, right = hidden_share(actual), hidden_share(expected)
+        right = hidden_share(expected)
+        # a row that shows nothing, as that of padding, hides with any number
+        left = torch.where((right < 1).any(-1, keepdim=True), hidden_share(actual), (actual < 0).double())
         weak = (1 - left[(left > 0) & (left < 1)]).norm() > WEAK * torch.finfo(actual.dtype).eps * right.norm()
         return (left, right) if bool(weak) else (left > HALF, right > HALF)
     if not bool(is_hidden(expected).any()) or actual.shape != expected.shape or not actual.is_floating_point():

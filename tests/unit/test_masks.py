@@ -53,6 +53,12 @@ def test_a_row_that_shows_nothing_hides_everything():
     assert hidden_share(mask([-2e4, -1e4])).tolist() == [[[[1.0, 1.0]]]]
 
 
+def test_a_row_that_should_show_nothing_hides_with_any_number():
+    right = mask([LOWEST] * 3, [0.0, 0.0, LOWEST])
+    assert torch.equal(*as_masks(right.clamp(min=-20.0), right))
+    assert not torch.equal(*as_masks(torch.zeros_like(right), right))
+
+
 def test_what_is_no_mask_is_compared_as_it_is():
     actual, expected = as_masks(RIGHT.masked_fill(RIGHT < 0, math.nan), RIGHT)
     assert torch.isnan(actual).sum() == 3

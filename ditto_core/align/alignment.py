@@ -117,7 +117,7 @@ class Alignment:
             plain = {name: data[name] for name in ("file", "digest", "dtype", "quantization", "tolerance")}
             reasons = {name: data[name] for name in ("hidden", "absent", "ambiguous")}
             binding = Binding.from_json(data["inputs"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UsageError(
                 f"the map of an engine file lacks {error}, expected one that `ditto align` wrote"
             ) from error

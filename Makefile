@@ -3,6 +3,8 @@
 # make quick  the unit tests without the slow ones (SLOW)
 # make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours on two
 #                cores; stops at any time and goes on from mutation.jsonl)
+# make reliability  kills, full disks, crashes, interrupts and fuzzing (docs/reliability.md); goes on from
+#                reliability.jsonl
 # make foreign  the tests on files of other tools, which it installs (onnxruntime-genai, onnxsim)
 # make engines  the tests of the engines that `make test` skips because the extra `dev` lacks them: ExecuTorch (320 MB)
 # make lint   ruff, format, strict types and the layers of imports
@@ -24,7 +26,7 @@ SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test quick engines mutation foreign vllm lint api clean
+.PHONY: demo test quick engines mutation reliability foreign vllm lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
@@ -44,6 +46,9 @@ engines: $(VENV)/stamp
 
 mutation: $(VENV)/stamp
 	$(BIN)/python benchmarks/mutation.py --jobs $$(nproc) --results mutation.jsonl
+
+reliability: $(VENV)/stamp
+	PYTHONPATH=. $(BIN)/python benchmarks/reliability.py --results reliability.jsonl --count 60 --fuzz 240
 
 vllm: $(VLLM)/stamp
 	$(VLLM)/bin/python -m pytest -q tests/engines/test_vllm.py -p no:cacheprovider

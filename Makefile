@@ -3,6 +3,9 @@
 # make quick  the unit tests without the slow ones (SLOW)
 # make mutation  change the code that judges, one token at a time; each change has to fail a unit test (hours on two
 #                cores; stops at any time and goes on from mutation.jsonl)
+# make reliability  kills, full disks, crashes, interrupts and fuzzing (docs/reliability.md); goes on from
+#                reliability.jsonl
+# make coverage  branches of the comparison that its unit tests reach; fails below the share that was measured
 # make foreign  the tests on files of other tools, which it installs (onnxruntime-genai, onnxsim)
 # make engines  every engine of the CPU on the same models, and the tests of ExecuTorch, which it installs into .engines
 # make lint   ruff, format, strict types and the layers of imports
@@ -25,7 +28,7 @@ SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test quick engines mutation foreign vllm lint api clean
+.PHONY: demo test quick engines mutation reliability coverage foreign vllm lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
@@ -47,6 +50,20 @@ engines: $(ENGINES)/stamp
 
 mutation: $(VENV)/stamp
 	$(BIN)/python benchmarks/mutation.py --jobs $$(nproc) --results mutation.jsonl
+
+# The kernels for CUDA run on a GPU only; what launches them is left out with them.
+JUDGING := assert_close bad_values comparison deep_json gate_floor gate_numbers gate_options gate_result gate_statistics \
+	gate_suite judging_numbers judging_parts judging_results metrics odd_kinds one_verdict report_text \
+	requested_metrics risk rows rules tokens tolerance units visible
+CUDA_ONLY := */_kernels.py,*/_quick.py,*/_launch.py,*/cuda.py
+
+coverage: $(VENV)/stamp
+	$(BIN)/python -m coverage run --branch --source=ditto_core.compare -m pytest -q -p no:xdist \
+		$(addprefix tests/unit/test_,$(addsuffix .py,$(JUDGING)))
+	$(BIN)/python -m coverage report --show-missing --skip-covered --omit='$(CUDA_ONLY)' --fail-under=95
+
+reliability: $(VENV)/stamp
+	PYTHONPATH=. $(BIN)/python benchmarks/reliability.py --results reliability.jsonl --count 60 --fuzz 240
 
 vllm: $(VLLM)/stamp
 	$(VLLM)/bin/python -m pytest -q tests/engines/test_vllm.py -p no:cacheprovider

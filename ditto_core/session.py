@@ -67,7 +67,10 @@ class SessionInfo:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SessionInfo:
-        """Inverse of ``dataclasses.asdict``; a record without ``kernels`` has none."""
+        """Inverse of ``dataclasses.asdict``; a record without ``kernels`` has none. Raises ``TypeError`` for others."""
+        for name in ("label", "backend", "dtype", "model"):
+            if not isinstance(data.get(name, ""), str):
+                raise TypeError(f"{name} of a session is {data[name]!r}, expected a text")
         return cls(**{**data, "kernels": tuple(KernelProperty(**kernel) for kernel in data.get("kernels", ()))})
 
 

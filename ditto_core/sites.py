@@ -45,10 +45,13 @@ class Tap:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Tap:
-        """Inverse of :meth:`to_json`."""
+        """Inverse of :meth:`to_json`. Raises ``TypeError`` for what is no tap."""
         fields = dict(data)
         for name in ("axes", "aliases"):
             fields[name] = tuple(fields.get(name, ()))  # type: ignore[arg-type]
+        for name, value in fields.items():
+            if not all(isinstance(text, str) for text in (value if isinstance(value, tuple) else (value,))):
+                raise TypeError(f"{name} of a tap is {value!r}, expected names")
         return cls(**fields)  # type: ignore[arg-type]
 
 

@@ -121,7 +121,7 @@ class Alignment:
                 "wrong": data.get("wrong", {})
             }
             binding = Binding.from_json(data["inputs"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UsageError(
                 f"the map of an engine file lacks {error}, expected one that `ditto align` wrote"
             ) from error

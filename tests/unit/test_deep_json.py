@@ -9,7 +9,7 @@ from ditto_core.debug.tactics import read_folder
 from ditto_core.dumps import open_dump
 from ditto_core.dumps.namemap import NameMap
 from ditto_core.engines.engine import Engine
-from ditto_core.errors import DittoError
+from ditto_core.errors import DittoError, UsageError
 from ditto_core.fuzz import read as read_corpus
 from ditto_core.gates import GateResult
 from ditto_core.gates.baseline import Baseline
@@ -17,6 +17,8 @@ from ditto_core.gates.suite import load_suite
 from ditto_core.pair.answers import read_samples
 from ditto_core.report import history
 from ditto_core.report.source import open_comparisons
+from ditto_core.session import SessionInfo
+from ditto_core.sites import Tap
 from ditto_core.stepping.floor import read_floor
 from ditto_core.trace import Trace
 
@@ -48,6 +50,29 @@ def test_json_that_is_nested_too_deeply_is_one_line(tmp_path, name):
     with pytest.raises(DittoError) as raised:
         READERS[name](tmp_path / name)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("field", ["site", "value", "axes", "aliases"])
+@pytest.mark.parametrize("value", [5, None, [[]], [5]])
+def test_a_tap_whose_names_are_none(field, value):
+    with pytest.raises(TypeError):
+        Tap.from_json({"site": "a", "value": "b", field: value})
+
+
+@pytest.mark.parametrize("field", ["label", "backend", "dtype", "model"])
+def test_a_session_whose_facts_are_no_texts(field):
+    plain = {"label": "a", "backend": "b", "dtype": "float32", "model": "m", "facts": {}}
+    assert SessionInfo.from_json(plain).label == "a"
+    with pytest.raises(TypeError, match=field):
+        SessionInfo.from_json({**plain, field: {"a": 1}})
+
+
+def test_a_map_with_a_number_that_no_float_holds():
+    place = {"value": "v", "columns": None, "layout": "a b -> a b", "error": 10**400}
+    binding = {"roles": {}, "cache": [], "dtypes": {}, "ranks": {}}
+    plain = dict.fromkeys(("file", "digest", "dtype", "quantization", "tolerance", "hidden", "absent", "ambiguous"), "")
+    with pytest.raises(UsageError, match="too large"):
+        Alignment.from_json({**plain, "inputs": binding, "outputs": {"y": place}, "sites": {}})
 
 
 def test_a_noise_floor_that_is_nested_too_deeply_is_said_and_not_used(tmp_path):

@@ -40,6 +40,9 @@ class EagerSession:
         self._sample = sample
         self.taps = taps
         self._sites = {name: tap.site for tap in reversed(taps) for name in cheapest(tap)}
+        self._recorder = Recorder(self.module, self._deliver, self._sites)
+        self._delivered: set[str] = set()
+        self._sink: TapSink | None = None
         facts = {"torch": torch.__version__, "device": device_name(self._device)}
         self.info = SessionInfo(f"eager {dtype}", "eager", dtype, device, model.label, facts)
 
@@ -49,25 +52,25 @@ class EagerSession:
 
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.backends.base.Session`."""
-
-        delivered: set[str] = set()
-
-        def deliver(name: str, tensor: torch.Tensor, _: Any) -> None:
-            site = self._sites.get(name)
-            carried = tensor is self._forward.encoded  # it is handed in, no module computed it in this step
-            if site is not None and site not in delivered and not carried:
-                delivered.add(site)  # its other names are the same tensor
-                with torch._C.DisableTorchFunction():  # a comparison is not the model's own code
-                    sink(site, tensor)
-
+        self._delivered.clear()
+        self._sink = sink
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
-        recorder = Recorder(self.module, deliver, self._sites)
         rounding = OtherRounding(self._sample) if self._sample else nullcontext()
-        with torch.inference_mode(), exact_float32(), widened(self.info.dtype), rounding, recorder.recording():
+        recording = self._recorder.recording()
+        with torch.inference_mode(), exact_float32(), widened(self.info.dtype), rounding, recording:
             try:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:
                 raise RunError(f"eager {self.info.dtype} model failed: {first_line(error)}") from error
+
+    def _deliver(self, name: str, tensor: torch.Tensor, _: Any) -> None:
+        """Hand a tap to the sink."""
+        site = self._sites.get(name)
+        carried = tensor is self._forward.encoded  # it is handed in, no module computed it in this step
+        if site is not None and site not in self._delivered and not carried and self._sink is not None:
+            self._delivered.add(site)  # its other names are the same tensor
+            with torch._C.DisableTorchFunction():  # a comparison is not the model's own code
+                self._sink(site, tensor)
 
     def conditioning(self, sites: Collection[str]) -> AbstractContextManager[dict[str, float]]:
         """Enter a context that yields the condition of those sites that a linear layer or convolution computes, filled

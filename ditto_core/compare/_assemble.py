@@ -102,7 +102,7 @@ def ratio(error: Any, size: Any) -> float:
 
 def by_axis(errors: Any, sizes: Any) -> tuple[float, ...]:
     """Return the relative L2 error of each index of an axis, from squared errors and sizes."""
-    if errors.size <= FEW:
+    if errors.size <= FEW and errors.dtype == np.float64:  # a long double may be beyond what math takes
         return tuple(ratio(math.sqrt(x), math.sqrt(y)) for x, y in zip(errors.tolist(), sizes.tolist(), strict=True))
     with np.errstate(all="ignore"):
         found = np.where(errors == 0, 0.0, np.sqrt(errors) / np.sqrt(sizes)).astype(np.float64)

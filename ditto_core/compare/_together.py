@@ -81,7 +81,7 @@ def cut(widths: Counts) -> tuple[Counts, Counts]:
 
 
 def on_cpu(flat: Sequence[torch.Tensor], row: int, rules: Rules) -> Sums:
-    """Measure pairs of one size, of one dtype a side that is narrower than float64, with element rows of ``row``.
+    """Measure pairs of one size and one dtype a side, with element rows of ``row``.
 
     ``flat``: the engine's [pairs, size], the reference's and, where some elements do not count, the masks.
     """
@@ -95,6 +95,8 @@ def on_cpu(flat: Sequence[torch.Tensor], row: int, rules: Rules) -> Sums:
     with np.errstate(all="ignore"):
         aa, bb = squares(a, a), squares(b, b)
         plain = np.isfinite(aa + bb)
+        if torch.float64 in (flat[0].dtype, flat[1].dtype):
+            plain &= ~beyond(a, b)
         if not plain.all():
             a[~plain] = b[~plain] = 0
         found = {"count": count, "actual": aa, "expected": bb, "max_actual": np.maximum(a.max(1), -a.min(1))}
@@ -110,9 +112,17 @@ def on_cpu(flat: Sequence[torch.Tensor], row: int, rules: Rules) -> Sums:
     return Sums(found, octaves, quantiles, by_row, plain)
 
 
+def beyond(a: Floats, b: Floats) -> npt.NDArray[np.bool_]:
+    """Tell which rows have float64 numbers whose squares could overflow or vanish."""
+    largest = np.maximum(np.abs(a), np.abs(b))
+    outside = (largest > 2.0**500) | ((largest < 2.0**-500) & (largest > 0))
+    return np.any(outside, axis=1)  # type: ignore[no-any-return]
+
+
 def wide(side: torch.Tensor) -> Floats:
-    """Return a matrix in float64; torch converts float16 to float32 in vector registers, to float64 one by one."""
-    found: Floats = (side.float() if side.dtype == torch.float16 else side).double().numpy()
+    """Return a new matrix in float64; torch converts float16 to float32 in vector registers, to float64 one by one."""
+    narrow = side.float() if side.dtype == torch.float16 else side
+    found: Floats = narrow.to(torch.float64, copy=True).numpy()
     return found
 
 

@@ -35,7 +35,7 @@ CPU_FEWEST = 3
 CPU_MATRIX = 1 << 17
 """Elements of a matrix on the CPU: three of them in float64 fit a cache of 3 MB."""
 
-FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
+FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
 
 class Pair(NamedTuple):

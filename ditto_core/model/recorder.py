@@ -50,7 +50,10 @@ class Recorder:
     def __init__(
         self, root: nn.Module, on_tensor: OnTensor, wanted: Iterable[str] | None = None, *, operators: bool = False
     ) -> None:
+        wanted = None if wanted is None else tuple(wanted)
         self._root = root
+        self._inputs = None if wanted is None else frozenset(map(module_of, filter(is_input, wanted)))
+        self._modules: list[tuple[str, nn.Module, list[str]]] = []
         self._paths = None if wanted is None else hooked_paths(wanted)
         sites = None if operators else [site for site in wanted or () if is_operator(site)]
         self._operators = None if sites is None else frozenset(map(operator_of, sites))
@@ -63,8 +66,10 @@ class Recorder:
         """Record one forward pass of the root module."""
         self._calls.clear()
         self._stack.clear()
-        modules = [(path, module) for path, module in self._root.named_modules() if path and self._hooks(path)]
-        handles = [handle for path, module in modules for handle in self._hook(path, module)]
+        if not self._modules:
+            modules = self._root.named_modules()
+            self._modules = [(path, m, parameters_of(m)) for path, m in modules if path and self._hooks(path)]
+        handles = [handle for each in self._modules for handle in self._hook(*each)]
         token = _recorder.set(self)
         try:
             with nullcontext() if self._operators == frozenset() else Operators(self, self._operators):
@@ -99,13 +104,15 @@ class Recorder:
     def _hooks(self, path: str) -> bool:
         return self._paths is None or path in self._paths
 
-    def _hook(self, path: str, module: nn.Module) -> list[Any]:
-        parameters = list(inspect.signature(module.forward).parameters)
+    def _hook(self, path: str, module: nn.Module, parameters: list[str]) -> list[Any]:
+        read = self._inputs is None or path in self._inputs
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             named = dict(zip(parameters, args, strict=False)) | kwargs
             site = self._site(path, named)
             self._stack.append((site, module))
+            if not read:
+                return None
             changed = self._visit(named, site, f"{site}:in", "in", module)
             if changed is named:
                 return None
@@ -132,6 +139,9 @@ class Recorder:
 
     def _visit(self, value: Any, site: str, first: str, direction: str, module: nn.Module) -> Any:
         """Hand over the tensors of a module's inputs or outputs; return them with replacements, if there were any."""
+        if isinstance(value, torch.Tensor):
+            other = self._on_tensor(first, value, module)
+            return value if other is None else other
         names = {key: f"{site}:{direction}.{key}" if i else first for i, (key, _) in enumerate(tensors_in(value))}
         return map_tensors(value, lambda key, tensor: self._on_tensor(names[key], tensor, module))
 
@@ -177,6 +187,21 @@ def operator_of(site: str) -> tuple[str, str]:
     return place.partition(":")[0].rpartition(".")[0].partition("@")[0], operator.partition("@")[0]
 
 
+def parameters_of(module: nn.Module) -> list[str]:
+    """Return the names of the parameters of a module's forward."""
+    return list(inspect.signature(module.forward).parameters)
+
+
+def is_input(site: str) -> bool:
+    """Tell whether a site is an input of a module."""
+    return site.partition(":")[2].split(".")[0] == "in"
+
+
+def module_of(site: str) -> str:
+    """Return the module that a site is of."""
+    return site.partition(":")[0].partition("@")[0]
+
+
 def hooked_paths(wanted: Iterable[str]) -> frozenset[str] | None:
     """Return the modules that have the ``wanted`` sites; None for all modules.
 
@@ -185,7 +210,7 @@ def hooked_paths(wanted: Iterable[str]) -> frozenset[str] | None:
     sites = list(wanted)
     if any(named_by_code(site) for site in sites):
         return None
-    return frozenset(site.partition(":")[0].partition("@")[0] for site in sites)
+    return frozenset(map(module_of, sites))
 
 
 def named_by_code(site: str) -> bool:

@@ -1,4 +1,4 @@
-"""Step an engine beside its reference on the same tokens; compare each tap and drop it at once."""
+"""Step an engine beside its reference on the same tokens; compare each tap within its step and drop it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def lockstep(
 
     ``forced``: both sides get the reference's greedy token. Otherwise each gets its own, and the run ends where they
     part. ``floor`` is a noise floor measured earlier; without one, ``sides.low_precision`` measures it on the way.
-    Returns the comparison and the floor. Memory holds one step's taps of the engine and one tensor of the reference.
+    Returns the comparison and the floor. Memory holds one step's taps of the engine and, of the reference, one large
+    tensor and copies of the small ones.
     """
     found = Measured(floor=floor or {})
     tolerance = tolerance or Tolerance()

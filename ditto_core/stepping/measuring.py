@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -176,15 +177,10 @@ class Measuring:
         return Noise(seen.metrics.rel_l2, seen.metrics.max_abs, digits)
 
     def _own_dtype(self, pair: StepPair, asked: Pair) -> str:
-        """Return the dtype whose bounds are a tensor's own: integers', and any where the engine's is not known.
-
-        A reference that was recorded in a coarser dtype than the engine's has its own rounding.
-        """
+        """Return the dtype whose bounds are a tensor's own; see :func:`own_dtype`."""
         if pair.tap.dtype in INTEGERS:  # a dump may hold ids as floats
             return pair.tap.dtype
-        kind = name_of(judged_dtype(asked.actual.dtype, asked.expected.dtype))
-        recorded = EPSILON.get(name_of(pair.expected.dtype), 0.0) > EPSILON.get(self._dtype, math.inf)
-        return kind if kind in INTEGERS or recorded or not self._dtype else ""
+        return own_dtype(asked.actual.dtype, asked.expected.dtype, pair.expected.dtype, self._dtype)
 
 
 def row_of(pair: Pair, found: Found, noise: Noise | None) -> RowError | None:
@@ -194,6 +190,18 @@ def row_of(pair: Pair, found: Found, noise: Noise | None) -> RowError | None:
     if errors is None or (floors is not None and len(floors) != len(errors)):
         return None
     return worst_row(errors, floors, pair.expected.shape, pair.axes)
+
+
+@lru_cache
+def own_dtype(actual: torch.dtype, expected: torch.dtype, recorded: torch.dtype, engine: str) -> str:
+    """Return the dtype whose bounds are a tensor's own: integers', and any where the engine's is not known; else empty.
+
+    ``actual`` and ``expected`` are compared. A reference ``recorded`` in a coarser dtype than the ``engine``'s has its
+    own rounding.
+    """
+    kind = name_of(judged_dtype(actual, expected))
+    coarse = EPSILON.get(name_of(recorded), 0.0) > EPSILON.get(engine, math.inf)
+    return kind if kind in INTEGERS or coarse or not engine else ""
 
 
 def judged_dtype(actual: torch.dtype, expected: torch.dtype) -> torch.dtype:

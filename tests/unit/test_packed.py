@@ -10,7 +10,7 @@ from ditto_core.compare.metrics import ShapeMismatch
 from ditto_core.compare.packed import Pair, measure_all
 from tests.unit.packed_pairs import ROWS, check, healthy, noisy, odd
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.fixture
@@ -34,11 +34,21 @@ def test_zeros_ties_and_numbers_that_are_not_finite(dtype, matrices):
     assert sum(matrices) == 24
 
 
-def test_integers_empty_complex_and_wide_pairs_are_measured_alone(matrices):
+@pytest.mark.parametrize("size", [2.0**600, 2.0**-600])
+def test_numbers_whose_squares_leave_the_range_are_measured_alone(size, matrices):
+    pairs = [noisy((2, 3, 4), ROWS, torch.float64, torch.float64, seed) for seed in range(4)]
+    pairs[1].expected[0, 0, 0] = size
+    for side in pairs[2][:2]:
+        side.mul_(size)
+    check(pairs)
+    assert matrices == [4]
+
+
+def test_integers_empty_and_complex_pairs_are_measured_alone(matrices):
     ids = torch.arange(12).view(3, 4)
     empty = torch.zeros(0, 4)
-    wide = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    kinds = (ids, ids > 3, empty, wide, torch.complex(wide, wide))
+    part = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    kinds = (ids, ids > 3, empty, torch.complex(part, part), part.to(torch.float8_e5m2))
     check([Pair(each, each.clone(), ("batch", "")) for each in kinds for _ in range(4)])
     assert not matrices
 

@@ -23,7 +23,7 @@ def frozen_sizes(
     run = runner(path)
     if run is None or not run(examples):
         return {}
-    frozen = {}
+    frozen: dict[tuple[str, int], int] = {}
     for name in {names[given][index] for given, index in settled}:
         alike = [(given, index) for given, found in names.items() for index in found if found[index] == name]
         if not run(longer(examples, alike)):

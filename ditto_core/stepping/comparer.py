@@ -73,7 +73,9 @@ class Comparer:
         self._repeated: dict[str, torch.Tensor] = {}
         self.idle: frozenset[str] = frozenset()
         """The sites among the taps that are not computed in this step."""
-        self._choices = None if self._ids is None else Choices(step, tuple(self._ids.shape), found.tied, generated)
+        self._choices = (
+            None if self._ids is None else Choices(step, (len(self._ids), self._length), found.tied, generated)
+        )
         self.outputs: Mapping[str, torch.Tensor] = {}
         """The engine's final outputs: taps of the same values are kept until the reference has its own."""
         self._held: dict[str, tuple[Tap, torch.Tensor, torch.Tensor]] = {}

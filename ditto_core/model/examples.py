@@ -52,6 +52,8 @@ def make(module: nn.Module, main: str) -> dict[str, torch.Tensor]:
         inputs["attention_mask"][1, LENGTH - 2 :] = 0
     if main == "input_ids" and "pixel_values" in takes and hasattr(config, "vision_config"):
         inputs["pixel_values"] = image(config.vision_config, generator)
+    if main == "pixel_values" and "input_ids" in takes and hasattr(config, "text_config"):
+        inputs["input_ids"] = ids(config, generator)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
         inputs["decoder_input_ids"] = ids(config, generator, DECODED)
     return inputs

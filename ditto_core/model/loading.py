@@ -203,7 +203,16 @@ def is_decoder(module: nn.Module) -> bool:
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False) or not hasattr(text, "vocab_size"):
         return False
+    if not set(required(module)) <= {"input_ids"}:  # BLIP's text needs an image at every step
+        return False
     return states.continues(module) if states.has_fixed_states(module) else hasattr(text, "num_attention_heads")
+
+
+def required(module: nn.Module) -> list[str]:
+    """Return the names of a forward's arguments that have no default."""
+    takes = inspect.signature(module.forward).parameters.values()
+    named = (p for p in takes if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return [p.name for p in named if p.default is p.empty]
 
 
 def set_attention(module: nn.Module, implementation: str) -> None:

@@ -97,6 +97,15 @@ def test_families_are_called_what_they_are():
     assert factory("llama").__name__ == "llama"
 
 
+def test_a_text_model_that_needs_an_image_at_every_step_runs_once_from_its_directory(workspace, tmp_path):
+    FAMILIES["blip"]().save_pretrained(tmp_path / "blip")
+    pair = Pair(workspace, EngineSpec.of(str(tmp_path / "blip"), outputs="text_decoder.*"))
+    run = pair.run()
+    pair.close()
+    run.assert_close()
+    assert {"pixel_values", "input_ids"} == set(pair.sessions.model.examples)
+
+
 def misrouted():
     """A mixture of experts whose exported router turns its scores around."""
     module = factory("qwen3_moe")()

@@ -60,19 +60,22 @@ def static_cache(path):
     """Write the tiny Llama as transformers exports decoders for ExecuTorch: the program keeps its cache."""
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
     from transformers import GenerationConfig
-    from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
+    from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
     model = many_ids()
-    model.generation_config = GenerationConfig(use_cache=True, cache_implementation="static")
-    module = TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=32, device=torch.device("cpu"))
+    model.set_attn_implementation("sdpa")
+    model.generation_config = GenerationConfig(
+        use_cache=True,
+        cache_implementation="static",
+        cache_config={"batch_size": 1, "max_cache_len": 32, "device": "cpu"},
+    )
     length = torch.export.Dim("length", min=1, max=16)
     with torch.no_grad():
-        exported = torch.export.export(
-            module,
-            (torch.ones(1, 3, dtype=torch.long),),
-            {"cache_position": torch.arange(3)},
+        exported = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=32).export(
+            input_ids=torch.ones(1, 3, dtype=torch.long),
+            cache_position=torch.arange(3),
             dynamic_shapes={"input_ids": {1: length}, "cache_position": {0: length}},
-            strict=False,
+            strict=True,
         )
         config = EdgeCompileConfig(_check_ir_validity=False)
         path.write_bytes(to_edge_transform_and_lower(exported, compile_config=config).to_executorch().buffer)

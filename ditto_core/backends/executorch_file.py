@@ -118,7 +118,8 @@ def signature_of(request: BuildRequest, meta: Any, name: str) -> Signature:
     graph = read_graph(request.onnx_path).graph
     shapes = {value.name: shape_of(value) for value in graph.input}
     takes, gives = meta.num_inputs(), meta.num_outputs()
-    stateful = request.decoder and takes <= len(STATEFUL)
+    codes = [meta.input_tensor_meta(i).dtype() for i in range(takes)]
+    stateful = request.decoder and takes <= len(STATEFUL) and all(code in INTEGERS for code in codes)
     inputs = list(STATEFUL[:takes]) if stateful else list(shapes)
     outputs = list(request.outputs) if stateful else [value.name for value in graph.output]
     if takes != len(inputs) or gives < len(outputs):
@@ -129,7 +130,6 @@ def signature_of(request: BuildRequest, meta: Any, name: str) -> Signature:
     dtype = DTYPES.get(meta.output_tensor_meta(0).dtype(), "")
     if dtype != request.spec.dtype:
         raise UsageError(f"{name} computes in {dtype or 'integers'}, not in {request.spec.dtype}: give dtype={dtype!r}")
-    codes = [meta.input_tensor_meta(i).dtype() for i in range(takes)]
     return Signature(
         inputs,
         [len(shapes[each]) for each in inputs],

@@ -90,12 +90,12 @@ def configuration(library: Any, spec: EngineSpec) -> dict[str, str]:
 class OpenVinoSession:
     """One compiled model, and the KV cache of the sequence that it is stepping."""
 
-    def __init__(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> None:
+    def __init__(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...], file: str = ENGINE_FILE) -> None:
         library = load_library()
         # Without a hint, float32 graphs are computed in bfloat16 on processors that have it.
         config = configuration(library, spec)
         try:
-            compiled = library.Core().compile_model(str(directory / ENGINE_FILE), "CPU", config)
+            compiled = library.Core().compile_model(str(directory / file), "CPU", config)
         except RuntimeError as error:
             raise BuildError(f"openvino refuses the engine: {first_line(error)}") from error
         self._tensor = library.Tensor

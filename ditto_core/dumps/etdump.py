@@ -44,10 +44,13 @@ def check_size(path: Path) -> None:
 
 def is_etrecord(path: Path) -> bool:
     """Tell by the archive's members whether a file is an ETRecord."""
-    if not path.is_file() or not zipfile.is_zipfile(path):
+    try:
+        if not path.is_file() or not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as archive:
+            return "ETRECORD_V0" in archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):  # a damaged archive may be of any tool
         return False
-    with zipfile.ZipFile(path) as archive:
-        return "ETRECORD_V0" in archive.namelist()
 
 
 def etdumps(path: Path) -> list[Path]:

@@ -60,21 +60,25 @@ def static_cache(path):
     """Write the tiny Llama as transformers exports decoders for ExecuTorch: the program keeps its cache."""
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
     from transformers import GenerationConfig
-    from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
+    from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
     model = many_ids()
-    model.generation_config = GenerationConfig(use_cache=True, cache_implementation="static")
-    module = TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=32, device=torch.device("cpu"))
-    length = torch.export.Dim("length", min=1, max=16)
-    exported = torch.export.export(
-        module,
-        (torch.ones(1, 3, dtype=torch.long),),
-        {"cache_position": torch.arange(3)},
-        dynamic_shapes={"input_ids": {1: length}, "inputs_embeds": None, "cache_position": {0: length}},
-        strict=False,
+    model.set_attn_implementation("sdpa")
+    model.generation_config = GenerationConfig(
+        use_cache=True,
+        cache_implementation="static",
+        cache_config={"batch_size": 1, "max_cache_len": 32, "device": "cpu"},
     )
-    config = EdgeCompileConfig(_check_ir_validity=False)
-    path.write_bytes(to_edge_transform_and_lower(exported, compile_config=config).to_executorch().buffer)
+    length = torch.export.Dim("length", min=1, max=16)
+    with torch.no_grad():
+        exported = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=32).export(
+            input_ids=torch.ones(1, 3, dtype=torch.long),
+            cache_position=torch.arange(3),
+            dynamic_shapes={"input_ids": {1: length}, "cache_position": {0: length}},
+            strict=True,
+        )
+        config = EdgeCompileConfig(_check_ir_validity=False)
+        path.write_bytes(to_edge_transform_and_lower(exported, compile_config=config).to_executorch().buffer)
     return path
 
 
@@ -100,5 +104,5 @@ def test_what_is_not_the_models_file_is_refused_in_one_line(tmp_path, workspace)
         with pytest.raises(error, match=text) as caught:
             workspace.build(EngineSpec.of(conv_net, **fields))
         assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(BuildError, match=r"no.pte|takes 1 inputs"):
+    with pytest.raises(BuildError, match="takes 1 inputs"):
         workspace.build(EngineSpec.of(many_ids, engine=file, profile=PROFILE))

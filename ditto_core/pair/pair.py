@@ -296,6 +296,19 @@ class Pair:
         terms = self._token_relations().terms_for([list(ids)])
         return tuple(check_served(open_mode, list(ids), terms, *names))
 
+    def check_history(
+        self, prompts: Sequence[Sequence[int]], events: Sequence[tuple[str, int]], *, new_tokens: int = 10
+    ) -> tuple[Relation, ...]:
+        """Check that a history of requests gives each of them what it gets alone, on the engine without taps.
+
+        See :func:`~ditto_core.relations.requests.check_history`. The server is kept open for the next history.
+        Raises :class:`UsageError` for a backend that takes no requests.
+        """
+        from ditto_core.relations.requests import check_history
+
+        terms = self._token_relations().terms_for([max(map(list, prompts), key=len)])
+        return check_history(self.sessions.requests, prompts, events, new_tokens, terms)
+
     def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:
         """Write the operators of a site as the last run computed them, with real tensors and a test that fails alike.
 

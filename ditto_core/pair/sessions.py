@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import check_runs
+from ditto_core.backends.base import ServesRequests, check_runs, get_backend
 from ditto_core.engines.staged import StagedSession, open_engine
+from ditto_core.errors import UsageError
 from ditto_core.system.gpus import check_device
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from ditto_core.model.export import Export
     from ditto_core.model.loading import LoadedModel
     from ditto_core.pair.pair_options import PairOptions
-    from ditto_core.session import Session
+    from ditto_core.session import Session, TakesRequests
     from ditto_core.spec import EngineSpec
 
-SESSIONS = ("engine", "untapped", "reference", "low_precision")
+SESSIONS = ("engine", "untapped", "reference", "low_precision", "requests")
 
 
 class Sessions:
@@ -75,6 +76,14 @@ class Sessions:
         if not self._options.observer or not self.spec.outputs:
             return None
         return self._open(self.workspace.build(self.spec.untapped()))
+
+    @cached_property
+    def requests(self) -> TakesRequests:
+        """The engine without taps as a server of requests. Raises :class:`UsageError` where the backend has none."""
+        backend, plain = get_backend(self.spec.backend), self.spec.untapped()
+        if not isinstance(backend, ServesRequests):
+            raise UsageError(f"{self.spec.backend} takes no requests: expected a server, such as vllm")
+        return backend.open_requests(plain, self.workspace.build(plain).directory)
 
     @cached_property
     def reference(self) -> Session:

@@ -44,7 +44,10 @@ class VllmSession(ServedSession):
         super().__init__(SERVER, self._runner.model, taps, self._runner.max_model_len)
         eager = VllmOptions.of(spec).eager(bool(taps))
         facts = {**serving.installed(), "modules": "one by one" if eager else "compiled, as served"}
-        self.info = SessionInfo(f"vllm {spec.dtype}", "vllm", spec.dtype, device(), spec.model.label, facts)
+        quantization = self._llm.llm_engine.model_config.quantization
+        facts |= {"quantization": str(quantization)} if quantization else {}
+        own = spec.dtype, device(), spec.model.label
+        self.info = SessionInfo(f"vllm {spec.dtype}", "vllm", *own, facts, quantized=bool(quantization))
 
     def close(self) -> None:
         """Take the hooks off and stop the engine."""

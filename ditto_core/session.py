@@ -136,6 +136,16 @@ class ReadsInputs(Protocol):
 
 
 @runtime_checkable
+class HoldsWeights(Protocol):
+    """A session that can tell what weights its engine holds."""
+
+    def weights(self) -> Mapping[str, tuple[int, int]]:
+        """Return the :func:`~ditto_core.system.fingerprint.checksum` of each weight, in the engine's dtype, by its
+        name in the model; those that the engine keeps in a form of its own are left out."""
+        ...
+
+
+@runtime_checkable
 class TakesRequests(Protocol):
     """A server that is given requests one by one and schedules them by itself, each with the tokens that it chooses."""
 

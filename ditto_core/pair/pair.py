@@ -139,6 +139,7 @@ class Pair:
         towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
         notes = [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
         notes += input_differences(self.sessions.engine, batch, self.model_config)
+        notes += self.sessions.weight_differences
         return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:

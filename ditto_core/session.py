@@ -147,3 +147,52 @@ class ReadsInputs(Protocol):
     def settings(self) -> Mapping[str, object]:
         """Return what the server took from the model's configuration, by the names that it has there."""
         ...
+
+
+@runtime_checkable
+class HoldsWeights(Protocol):
+    """A session that can tell what weights its engine holds."""
+
+    def weights(self) -> Mapping[str, tuple[int, int]]:
+        """Return the :func:`~ditto_core.system.fingerprint.checksum` of each weight, in the engine's dtype, by its
+        name in the model; those that the engine keeps in a form of its own are left out."""
+        ...
+
+
+@runtime_checkable
+class TakesRequests(Protocol):
+    """A server that is given requests one by one and schedules them by itself, each with the tokens that it chooses."""
+
+    @property
+    def info(self) -> SessionInfo:
+        """What this server is."""
+        ...
+
+    @property
+    def preempted(self) -> int:
+        """How often a request lost its place to another since :meth:`forget`."""
+        ...
+
+    def submit(self, ids: Sequence[int], new_tokens: int) -> str:
+        """Send a request for ``new_tokens`` greedy tokens and return its name."""
+        ...
+
+    def step(self) -> bool:
+        """Run one pass; tell whether any request is left."""
+        ...
+
+    def abort(self, name: str) -> None:
+        """End a request."""
+        ...
+
+    def logits(self, name: str) -> torch.Tensor:
+        """Return what was computed of a request so far, float32 [new tokens, vocabulary]."""
+        ...
+
+    def forget(self) -> None:
+        """End all requests and empty the cache of prefixes."""
+        ...
+
+    def close(self) -> None:
+        """Release the engine."""
+        ...

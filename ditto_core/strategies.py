@@ -118,3 +118,13 @@ def specials(
         smallest = info.tiny * info.eps
         found += [smallest, -smallest, info.tiny - smallest, info.tiny]
     return found + [float("nan")] * nan + [float("inf"), float("-inf")] * infinity
+
+
+def histories(prompts: int, *, max_events: int = 12, max_steps: int = 8) -> SearchStrategy[list[tuple[str, int]]]:
+    """Histories of a server's requests for ``check_history``: of so many prompts some are sent, run and aborted."""
+    event = st.one_of(
+        st.tuples(st.just("submit"), st.integers(0, prompts - 1)),
+        st.tuples(st.just("step"), st.integers(1, max_steps)),
+        st.tuples(st.just("abort"), st.integers(0, max_events - 1)),
+    )
+    return st.lists(event, min_size=1, max_size=max_events)

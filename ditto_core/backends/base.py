@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ditto_core.model.loading import LoadedModel
     from ditto_core.model.program import Program
-    from ditto_core.session import Session
+    from ditto_core.session import Session, TakesRequests
     from ditto_core.sites import Tap
     from ditto_core.spec import EngineSpec
 
@@ -183,6 +183,15 @@ class ServesModes(Protocol):
         A session of the mode ``prefix_cache`` has ``reused``, how many tokens of the last prompt came from it, and one
         of ``chunked_prefill`` has ``passes``, how many the last prompt took.
         """
+        ...
+
+
+@runtime_checkable
+class ServesRequests(Protocol):
+    """A backend whose engines take requests one by one."""
+
+    def open_requests(self, spec: EngineSpec, directory: Path) -> TakesRequests:
+        """Load the engine that :meth:`Backend.build` wrote, with a cache that several long requests do not fit into."""
         ...
 
 

@@ -146,6 +146,7 @@ class Pair:
         towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
         notes = [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
         notes += input_differences(self.sessions.engine, batch, self.model_config)
+        notes += self.sessions.weight_differences
         return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:
@@ -313,6 +314,19 @@ class Pair:
 
         terms = self._token_relations().terms_for([list(ids)])
         return tuple(check_served(open_mode, list(ids), terms, *names))
+
+    def check_history(
+        self, prompts: Sequence[Sequence[int]], events: Sequence[tuple[str, int]], *, new_tokens: int = 10
+    ) -> tuple[Relation, ...]:
+        """Check that a history of requests gives each of them what it gets alone, on the engine without taps.
+
+        See :func:`~ditto_core.relations.requests.check_history`. The server is kept open for the next history.
+        Raises :class:`UsageError` for a backend that takes no requests.
+        """
+        from ditto_core.relations.requests import check_history
+
+        terms = self._token_relations().terms_for([max(map(list, prompts), key=len)])
+        return check_history(self.sessions.requests, prompts, events, new_tokens, terms)
 
     def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:
         """Write the operators of a site as the last run computed them, with real tensors and a test that fails alike.

@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import HoldsWeights, check_runs, get_backend
+from ditto_core.backends.base import HoldsWeights, ServesRequests, check_runs, get_backend
 from ditto_core.engines.staged import StagedSession, open_engine
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair_options import OWN_WEIGHTS
+from ditto_core.stepping.inputs import weight_differences
 from ditto_core.system.gpus import check_device
 
 if TYPE_CHECKING:
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     from ditto_core.model.export import Export
     from ditto_core.model.loading import LoadedModel
     from ditto_core.pair.pair_options import PairOptions
-    from ditto_core.session import Session
+    from ditto_core.session import Session, TakesRequests
     from ditto_core.spec import EngineSpec
 
-SESSIONS = ("engine", "untapped", "reference", "low_precision")
+SESSIONS = ("engine", "untapped", "reference", "low_precision", "requests")
 
 
 class Sessions:
@@ -78,6 +79,11 @@ class Sessions:
         return self._open(self.built)
 
     @cached_property
+    def weight_differences(self) -> tuple[str, ...]:
+        """Lines where weights of the engine are not the model's: they are read once."""
+        return tuple(weight_differences(self.engine, self.model.module))
+
+    @cached_property
     def untapped(self) -> Session | None:
         """The same engine without taps, or None when the observer check is off."""
         if not self._options.observer or not self.spec.outputs:
@@ -109,6 +115,14 @@ class Sessions:
     def replayed(self) -> LoadedModel:
         """The model that local errors are measured against."""
         return self.own_models[1] if self._options.reference == OWN_WEIGHTS else self.model
+
+    @cached_property
+    def requests(self) -> TakesRequests:
+        """The engine without taps as a server of requests. Raises :class:`UsageError` where the backend has none."""
+        backend, plain = get_backend(self.spec.backend), self.spec.untapped()
+        if not isinstance(backend, ServesRequests):
+            raise UsageError(f"{self.spec.backend} takes no requests: expected a server, such as vllm")
+        return backend.open_requests(plain, self.workspace.build(plain).directory)
 
     @cached_property
     def reference(self) -> Session:
@@ -169,6 +183,7 @@ class Sessions:
 
     def close(self) -> None:
         """Release the sessions that were opened."""
+        self.__dict__.pop("weight_differences", None)
         for name in SESSIONS:
             session = self.__dict__.pop(name, None)
             if session is not None:

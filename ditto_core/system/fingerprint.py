@@ -109,3 +109,12 @@ def module_digest(module: torch.nn.Module) -> str:
 
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return fingerprint(state_of(named, module))
+
+
+def checksum(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return how many elements a tensor has, and the sum of their bits as integers: the same in any order of them."""
+    import torch
+
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    flat = tensor.detach().contiguous().flatten()
+    return flat.numel(), int(flat.view(integers).sum(dtype=torch.int64))

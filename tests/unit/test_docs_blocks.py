@@ -51,7 +51,7 @@ RUN = {
         "tests/engines/test_docs.py::test_the_script_of_the_quickstart_runs",
     ],
     "reports.md": ["tests/unit/test_report.py::test_example_of_the_page_reads_a_json_report", None],
-    "served.md": [None, None, None],
+    "served.md": [None] * 4,
     "tensorrt-llm.md": [None, None],
     "tolerances.md": [RULES] * 3,
     "traces.md": [TRACES] * 5,

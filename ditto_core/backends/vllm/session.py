@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from ditto_core.errors import RunError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
+from ditto_core.system.fingerprint import checksum
 
 SERVER = Server("vLLM", HEAD)
 SETTINGS = (
@@ -44,7 +46,10 @@ class VllmSession(ServedSession):
         super().__init__(SERVER, self._runner.model, taps, self._runner.max_model_len)
         eager = VllmOptions.of(spec).eager(bool(taps))
         facts = {**serving.installed(), "modules": "one by one" if eager else "compiled, as served"}
-        self.info = SessionInfo(f"vllm {spec.dtype}", "vllm", spec.dtype, device(), spec.model.label, facts)
+        quantization = self._llm.llm_engine.model_config.quantization
+        facts |= {"quantization": str(quantization)} if quantization else {}
+        own = spec.dtype, device(), spec.model.label
+        self.info = SessionInfo(f"vllm {spec.dtype}", "vllm", *own, facts, quantized=bool(quantization))
 
     def close(self) -> None:
         """Take the hooks off and stop the engine."""
@@ -52,8 +57,30 @@ class VllmSession(ServedSession):
         self._capture.remove()
         serving.stop(self._llm)
 
-    def tokens(self, text: str) -> None:
-        """Return nothing: this engine is given ids and has no tokenizer."""
+    def tokens(self, text: str) -> list[int] | None:
+        """Return the ids that vLLM makes of a text by the tokenizer beside the weights; None without one."""
+        try:
+            read = importlib.import_module("vllm.tokenizers").get_tokenizer(self._llm.llm_engine.model_config.model)
+        except Exception:  # noqa: BLE001 - vLLM raises what its parts raise where there is no tokenizer
+            return None
+        return [int(token) for token in read.encode(text)]
+
+    def weights(self) -> dict[str, tuple[int, int]]:
+        """Return the checksums of the weights that vLLM has not packed for its kernels, joint ones cut to pieces."""
+        if self._llm.llm_engine.model_config.quantization:
+            return {}
+        found = {}
+        for path, module in self._module.named_modules():
+            for leaf, weight in module.named_parameters(recurse=False):
+                for name, piece in pieces(path, module, weight, self._packed):
+                    if piece.numel():
+                        found[f"{name}.{leaf}"] = checksum(piece)
+        return found
+
+    @property
+    def _packed(self) -> Mapping[str, Sequence[str]]:
+        found: Any = getattr(self._module, "packed_modules_mapping", None)
+        return found or {}
 
     def settings(self) -> dict[str, object]:
         """Return what vLLM took from the model's configuration (``engine.hf_overrides`` may change it)."""
@@ -113,3 +140,17 @@ class VllmSession(ServedSession):
             return 0
         attention: Any = self._module.get_submodule(place.module)
         return int(attention.num_heads if place.port in QUERIES else attention.num_kv_heads)
+
+
+def pieces(
+    path: str, module: Any, weight: torch.Tensor, packed: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the modules of the model whose weights one parameter holds, each with its own; without padding."""
+    parent, _, last = path.rpartition(".")
+    sizes, leaves = getattr(module, "output_sizes", ()), packed.get(last, ())
+    if len(leaves) > 1 and len(leaves) == len(sizes) and sum(sizes) == weight.shape[0]:
+        yield from (
+            (f"{parent}.{leaf}", part) for leaf, part in zip(leaves, torch.split(weight, list(sizes)), strict=True)
+        )
+    else:
+        yield path, weight[: getattr(module, "org_vocab_size", None)]

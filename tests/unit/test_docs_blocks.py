@@ -39,7 +39,7 @@ RUN = {
         "tests/engines/test_conformance.py::test_the_whole_backend_of_the_documentation_keeps_every_promise",
     ],
     "debugging.md": [DEBUG] * 4,
-    "engine-files.md": [None],
+    "engine-files.md": [None, None],
     "gates.md": [GATE, WORKFLOW, WORKFLOW],
     "localizing.md": [f"{LOCALIZING}::{name}" for name in ("test_its_scripts_run", "test_its_tests_pass")]
     + [f"{LOCALIZING}::test_its_scripts_run"],

@@ -166,6 +166,37 @@ def fused(file: Path, target: Path, heads: int = 4, hidden: int = 64, *, unpacke
     return target / "model.onnx"
 
 
+def in_8_bits(file: Path, target: Path, form: str) -> Path:
+    """onnxruntime's static quantization of an image model, calibrated on random images; ``form``: QDQ or QOperator."""
+    import numpy as np
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Images(CalibrationDataReader):  # type: ignore[misc]
+        """Eight batches of random images."""
+
+        def __init__(self) -> None:
+            draw = np.random.default_rng(0)
+            self._left = [draw.normal(size=(4, 3, 32, 32)).astype(np.float32) for _ in range(8)]
+
+        def get_next(self) -> Any:
+            """Return the next batch, None after the last."""
+            return {"pixel_values": self._left.pop()} if self._left else None
+
+    target.mkdir(parents=True, exist_ok=True)
+    options = {"quant_format": QuantFormat[form], "per_channel": True, "weight_type": QuantType.QInt8}
+    quantize_static(file, target / "model.onnx", Images(), **options)
+    return target / "model.onnx"
+
+
+def dynamic(file: Path, target: Path) -> Path:
+    """onnxruntime's dynamic quantization."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    target.mkdir(parents=True, exist_ok=True)
+    quantize_dynamic(file, target / "model.onnx", per_channel=True, weight_type=QuantType.QInt8)
+    return target / "model.onnx"
+
+
 def ours(source: Path, target: Path) -> Path:
     """Our own export, without its taps."""
     from ditto_core.model.export import export
@@ -208,5 +239,12 @@ def plan(folder: Path) -> Iterator[tuple[str, str, Maker]]:
         yield "ort-transformers", family, lambda source, target, origin=origin: fused(origin, target)  # type: ignore[misc]
     origin = folder / "optimum" / "bert" / "model.onnx"
     yield "ort-mha", "bert", lambda source, target, origin=origin: fused(origin, target, unpacked=True)  # type: ignore[misc]
+    for family, forms in (("resnet", ("QDQ", "QOperator")), ("vit", ("QDQ",))):
+        origin = folder / "optimum" / family / "model.onnx"
+        for form in forms:
+            yield f"ort-8bit-{form}", family, lambda s, t, o=origin, f=form: in_8_bits(o, t, f)  # type: ignore[misc]
+    for family in ("bert", "llama"):
+        origin = folder / "optimum" / family / "model.onnx"
+        yield "ort-8bit-dynamic", family, lambda source, target, origin=origin: dynamic(origin, target)  # type: ignore[misc]
     for family in ("llama", "qwen3", "gemma2", "bert", "vit", "resnet"):
         yield "ours", family, ours

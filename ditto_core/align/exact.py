@@ -7,7 +7,7 @@ contrib operators of the domain com.microsoft.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,13 +43,12 @@ def exact_graph(model: onnx.ModelProto) -> onnx.ModelProto:
 
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    stored = {tensor.name for tensor in model.graph.initializer}
-    stored |= {node.output[0] for node in model.graph.node if node.op_type == "Constant"}
+    integers = integers_of(model)
     del made.graph.node[:], made.graph.value_info[:]  # these say which values are integers
     lowest = {""} | {tensor.name for tensor in model.graph.initializer if is_lowest(tensor)}
     for node in model.graph.node:
-        nodes = list(exact_nodes(node, stored))
-        pair = scale_of(node, {})
+        nodes = list(exact_nodes(node, integers))
+        pair = scale_of(node, {}) if node.output[0] in integers else None
         if pair is not None and pair[1] in lowest:  # what is below cannot be said: an activation was fused into it
             nodes += [rectified(nodes[-1])]
         made.graph.node.extend(nodes)
@@ -78,12 +77,14 @@ def rectified(node: onnx.NodeProto) -> onnx.NodeProto:
     return onnx.helper.make_node("Relu", [node.output[0]], [output], name=name)
 
 
-def exact_nodes(node: onnx.NodeProto, stored: set[str]) -> Iterator[onnx.NodeProto]:
-    """Yield what takes the place of a node; ``stored`` are the names of weights and constants."""
+def exact_nodes(node: onnx.NodeProto, integers: Container[str]) -> Iterator[onnx.NodeProto]:
+    """Yield what takes the place of a node; ``integers`` are the names of those of activations."""
     kind = node.op_type
     if kind == "MatMulNBits":
         yield with_accuracy(node)
-    elif kind in ("QuantizeLinear", "DequantizeLinear") and node.input[0] not in stored:
+    elif (kind == "QuantizeLinear" and node.output[0] in integers) or (
+        kind == "DequantizeLinear" and node.input[0] in integers
+    ):
         yield like(node, "Identity", node.input[:1])
     elif kind == "DynamicQuantizeLinear":
         yield like(node, "Identity", node.input[:1])
@@ -93,12 +94,12 @@ def exact_nodes(node: onnx.NodeProto, stored: set[str]) -> Iterator[onnx.NodePro
     elif kind in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul"):
         yield from scaled_product(node)
     elif kind in ("QLinearConv", "QGemm"):
-        yield from with_bias(node, stored)
+        yield from with_bias(node, integers)
     elif kind == "QLinearConcat":
         yield like(node, "Concat", node.input[2::3])
     elif kind in PLAIN:
         count = (len(node.input) - 2) // 3
-        yield from floating(node, PLAIN[kind], [node.input[3 * i : 3 * i + 3] for i in range(count)], stored)
+        yield from floating(node, PLAIN[kind], [node.input[3 * i : 3 * i + 3] for i in range(count)], integers)
     else:
         yield node
 
@@ -110,9 +111,7 @@ def readable_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     import onnx
 
-    scales: dict[str, tuple[str, str]] = {}
-    for node in model.graph.node:
-        scales |= {node.output[0]: pair} if (pair := scale_of(node, scales)) else {}
+    scales = {name: pair for name, pair in integers_of(model).items() if pair[0]}
     made = onnx.ModelProto()
     made.CopyFrom(model)
     del made.graph.node[:]
@@ -129,6 +128,22 @@ def readable_graph(model: onnx.ModelProto) -> onnx.ModelProto:
                 new("DequantizeLinear", [copied.output[0], *filter(None, scales[node.output[0]])], node.output[:1])
             )
     return made
+
+
+def integers_of(model: onnx.ModelProto) -> dict[str, tuple[str, str]]:
+    """Return the integers of activations by name: their scale and zero point, empty where these are computed."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    found: dict[str, tuple[str, str]] = {}
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            stored.add(node.output[0])
+        elif node.op_type == "DynamicQuantizeLinear":
+            found[node.output[0]] = ("", "")
+        elif node.op_type == "QuantizeLinear" and node.input[0] in stored:
+            continue  # a weight that is stored as floats
+        elif (pair := scale_of(node, found)) is not None:
+            found[node.output[0]] = pair
+    return found
 
 
 def scale_of(node: onnx.NodeProto, known: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:
@@ -208,12 +223,12 @@ def scaled_product(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 def floating(
-    node: onnx.NodeProto, kind: str, triples: Sequence[Sequence[str]], stored: set[str], axis: int = 1
+    node: onnx.NodeProto, kind: str, triples: Sequence[Sequence[str]], integers: Container[str], axis: int = 1
 ) -> Iterator[onnx.NodeProto]:
-    """Yield an operator on floats; those of its operands that are stored are dequantized, along ``axis``."""
+    """Yield an operator on floats; those of its operands that are weights are dequantized, along ``axis``."""
     operands: list[str] = []
     for name, scale, zero in triples:
-        if name in stored:
+        if name not in integers:
             result = f"{node.output[0]}{FLOATS}::{len(operands)}"
             yield new("DequantizeLinear", [name, scale, *([zero] if zero else [])], [result], axis=axis)
             name = result  # noqa: PLW2901
@@ -221,14 +236,14 @@ def floating(
     yield like(node, kind, operands)
 
 
-def with_bias(node: onnx.NodeProto, stored: set[str]) -> Iterator[onnx.NodeProto]:
+def with_bias(node: onnx.NodeProto, integers: Container[str]) -> Iterator[onnx.NodeProto]:
     """Yield a convolution or Gemm with its bias, whose scale is that of the input times that of the weight."""
     convolution = node.op_type == "QLinearConv"
     data, weight = node.input[0:3], node.input[3:6]
     bias = (node.input[8] if len(node.input) > 8 else "") if convolution else node.input[6]
     options: Mapping[str, Any] = {a.name: a.i for a in node.attribute}
     axis = 0 if convolution or options.get("transB") else 1
-    made = list(floating(node, "Conv" if convolution else "Gemm", [data, weight], stored, axis))
+    made = list(floating(node, "Conv" if convolution else "Gemm", [data, weight], integers, axis))
     yield from made[:-1]
     last = made[-1]
     if bias:

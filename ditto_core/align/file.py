@@ -25,6 +25,14 @@ CONFIG = "genai_config.json"
 SUMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
 """Operators whose optional fourth output is the sum of their inputs."""
 GROUPED = "GroupQueryAttention"
+OTHERS = {
+    ".xml": "OpenVINO IR",
+    ".plan": "a TensorRT plan",
+    ".engine": "a TensorRT plan",
+    ".pte": "an ExecuTorch program",
+    ".gguf": "a GGUF file",
+}
+"""What files are called that are engines and cannot be aligned."""
 SOFTMAX = 2
 """Value of GroupQueryAttention's attribute ``qk_output`` that asks for the scores after the softmax."""
 QUANTIZED = {"MatMulNBits": "int4", "GatherBlockQuantized": "int4", "MatMulBnb4": "int4"}
@@ -60,7 +68,7 @@ class OnnxFile:
 
     def __init__(self, path: Path | str) -> None:
         self.path = locate(Path(path))
-        self.model = read_graph(self.path)
+        self.model = read(self.path)
         for name in self.weights:
             if not (self.path.parent / name).is_file():
                 raise UsageError(f"{self.path.name} keeps its weights in {name!r}, which is not beside it")
@@ -174,6 +182,20 @@ def inference_session_of(model: onnx.ModelProto) -> Any:
         path = Path(folder) / "model.onnx"
         path.write_bytes(model.SerializeToString())
         return inference_session(path, "DISABLE_ALL")
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """Read a graph without its weights. Raises :class:`UsageError` for a file that is no ONNX."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return read_graph(path)
+    except DecodeError as error:
+        kind = OTHERS.get(path.suffix, "no ONNX file")
+        raise UsageError(
+            f"engine file {path.name} is {kind}, expected an ONNX file: give the one that it was made from, or let "
+            "ditto build the engine (backend=…)"
+        ) from error
 
 
 def locate(path: Path) -> Path:

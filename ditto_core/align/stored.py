@@ -120,7 +120,7 @@ def dequantized(file: OnnxFile, graph: Graph, node: Any, label: str) -> Iterator
     if tensor is not None and len(tensor.dims) > 1 and np.prod(tensor.dims) >= SMALLEST:
         array = np.asarray(read_initializer(tensor, file.folder))
         given = {node.input[0]: array} if maker is not None else {}
-        rounding = read_as(file, graph, node.output[0])
+        rounding = read_as(file, graph, node.output[0]) if maker is None else None  # ids are not rounded
         yield Stored(label, node.output[0], given, lookup=maker is not None, rounding=rounding)
 
 

@@ -138,7 +138,7 @@ class RunsFile(Protocol):
 
 
 @runtime_checkable
-class HoldsWeights(Protocol):
+class QuantizesWeights(Protocol):
     """A backend that can tell which weights an engine has."""
 
     def own_models(self, spec: EngineSpec, model: LoadedModel) -> tuple[LoadedModel, LoadedModel]:

@@ -31,10 +31,6 @@ Healthy floors are far below ``CEILING / FACTOR``; docs/tolerances.md has the me
 FEW = 32
 """Below this many elements the factor is widened."""
 
-HOLDERS = 4
-"""Fewer elements than this that hold a floor's whole error make it a small sample, however large the tensor is: that of
-32 random errors has the energy of six of its largest."""
-
 SETTINGS = ("factor", "finite")
 """Keys of a table of tolerances that are no selectors."""
 
@@ -220,9 +216,8 @@ class Tolerance:
             return quantized(metrics, dtype)
         if floor is None:
             return by_table(metrics, dtype, row)
-        few = holders(metrics, floor, element)
-        parts = self._parts(step, metrics, dtype, kernels, row, element, few)
-        return self._by_floor(step, metrics, dtype, floor, kernels, parts, few) or without_floor(metrics, dtype, reason)
+        parts = self._parts(step, metrics, dtype, kernels, row, element)
+        return self._by_floor(step, metrics, dtype, floor, kernels, parts) or without_floor(metrics, dtype, reason)
 
     def _decided(self, sites: Sequence[str], step: int, metrics: Metrics) -> Verdict | None:
         """Judge by what the user says: no NaN and Inf on either side, then the rules; None where nothing is said."""
@@ -253,15 +248,14 @@ class Tolerance:
         measured: float,
         kernels: Iterable[KernelProperty],
         parts: Iterable[Verdict],
-        few: int,
     ) -> Verdict | None:
         """Judge by the noise floor, and ``parts`` of a tensor that is within it; None where it is not usable."""
         if not self.usable(measured):
             return None
         floor = max(measured, EPSILON[dtype] / 2)
-        factor = min(widened(self.factor, few), max(self.factor, CEILING / floor))
-        text = f" of {few} elements" if factor != self.factor else ""
-        plain = decide("rel_l2", metrics.rel_l2, factor * floor, f"{factor:.3g} x noise floor {floor:.1e}{text}")
+        factor = min(widened(self.factor, metrics.count), max(self.factor, CEILING / floor))
+        few = f" of {metrics.count} elements" if factor != self.factor else ""
+        plain = decide("rel_l2", metrics.rel_l2, factor * floor, f"{factor:.3g} x noise floor {floor:.1e}{few}")
         if not plain.ok:
             return by_kernels(kernels, step, plain, floor, factor)
         weighed = (DIVERGED, EXPLAINED, WITHIN)
@@ -275,13 +269,11 @@ class Tolerance:
         kernels: Iterable[KernelProperty],
         row: RowError | None,
         element: float | None,
-        few: int,
     ) -> Iterator[Verdict]:
         """Judge what a tensor within its floor may hide: its worst row, and its worst element."""
         if row is not None and row.floor is not None:
             floor = max(row.floor, EPSILON[dtype] / 2)
-            holds = metrics.max_abs_index is not None and metrics.max_abs_index[: len(row.index)] == row.index
-            factor = row_factor(widened(self.factor, min(few, row.width) if holds else row.width), row.rows)
+            factor = row_factor(widened(self.factor, row.width), row.rows)
             if factor * floor < CEILING:
                 rule = f"{factor:.3g} x noise floor {floor:.1e} of {row}"
                 found = decide("row_rel_l2", row.error, factor * floor, rule)
@@ -289,7 +281,7 @@ class Tolerance:
                 yield by_kernels(kernels, step, found, floor, 2 * factor)
         if element is not None and metrics.rel_l2:
             size = metrics.rms / metrics.rel_l2
-            largest, factor = max(element, EPSILON[dtype] / 2 * size), 2 * widened(self.factor, few)
+            largest, factor = max(element, EPSILON[dtype] / 2 * size), 2 * widened(self.factor, metrics.count)
             rule = f"{factor:.3g} x the largest of the reference in {dtype}, at {list(metrics.max_abs_index or ())}"
             found = decide("max_abs", metrics.max_abs, factor * largest, rule)
             # The extreme of many elements: likewise.
@@ -324,18 +316,6 @@ def widened(factor: float, count: int) -> float:
     ``benchmarks/few_elements.py`` measured how much: beyond this are 0 to 0.2 % of healthy results.
     """
     return factor * (1 + 3 / count) if 0 < count < FEW else factor
-
-
-def holders(metrics: Metrics, floor: float, element: float | None) -> int:
-    """Return how many elements hold a floor's error where these are few: its energy by that of its largest ``element``.
-
-    Else the number of elements. Massive activations are an example: one number of a layer's output is a thousand
-    times any other, and how it was rounded is all that the floor tells.
-    """
-    if not element or not 0 < metrics.rel_l2 < math.inf:
-        return metrics.count
-    energy = metrics.count * (floor * metrics.rms / metrics.rel_l2 / element) ** 2
-    return max(1, round(energy)) if energy < HOLDERS else metrics.count
 
 
 def by_table(metrics: Metrics, dtype: str, row: RowError | None) -> Verdict:

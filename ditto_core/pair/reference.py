@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import backend_names
+from ditto_core.backends.base import QuantizesWeights, backend_names, get_backend
 from ditto_core.engines.staged import open_engine
 from ditto_core.errors import UsageError, nearest
 from ditto_core.pair.pair_options import OWN_WEIGHTS
@@ -17,6 +17,7 @@ from ditto_core.spec import DTYPE_ALIASES, DTYPES, EngineSpec, parse_backend, pa
 if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
+    from ditto_core.model.loading import LoadedModel
     from ditto_core.pair.pair_options import PairOptions
 
 
@@ -24,6 +25,10 @@ def open_reference(workspace: Workspace, spec: EngineSpec, engine: Engine, optio
     """Open the reference of an engine. Raises :class:`UsageError` when ``options.reference`` names nothing known."""
     wanted = options.reference
     check_reference(wanted, options.name_map)
+    if wanted == OWN_WEIGHTS:
+        from ditto_core.backends.eager import HIGHER
+
+        return own_session(own_models(workspace, spec)[0], engine, HIGHER[spec.dtype], options.device)
     built = named_backend(spec, wanted)
     if built is not None:
         return open_engine(workspace, workspace.build(built))
@@ -31,6 +36,28 @@ def open_reference(workspace: Workspace, spec: EngineSpec, engine: Engine, optio
         return open_recorded(Path(str(wanted)), engine, options, workspace.export(spec).finals)
     _, _, dtype = str(wanted).partition(":")
     return workspace.eager(spec, engine.taps, dtype=parse_dtype(dtype) if dtype else "", device=options.device)
+
+
+def own_models(workspace: Workspace, spec: EngineSpec) -> tuple[LoadedModel, LoadedModel]:
+    """Return the model with an engine's own weights, and the same that rounds as the engine's kernels do.
+
+    Raises :class:`UsageError` when nothing tells the engine's weights.
+    """
+    backend = get_backend(spec.backend)
+    if not isinstance(backend, QuantizesWeights):
+        raise UsageError(f"reference={OWN_WEIGHTS!r} needs a quantized engine file, not {spec.backend}")
+    return backend.own_models(spec, workspace.model(spec.model, spec.attention))
+
+
+def own_session(model: LoadedModel, engine: Engine, dtype: str, device: str) -> Session:
+    """Open the model with an engine's own weights."""
+    from ditto_core.backends.eager import EagerSession
+
+    session = EagerSession(model, engine.taps, dtype=dtype, device=device)
+    facts = {**session.info.facts, "weights": engine.fingerprint}
+    label = f"{session.info.label} with the engine's weights"
+    session.info = replace(session.info, label=label, facts=facts, quantized=True)
+    return session
 
 
 def open_recorded(path: Path, engine: Engine, options: PairOptions, finals: Collection[str] = ()) -> Session:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import HoldsWeights, ServesRequests, check_runs, get_backend
+from ditto_core.backends.base import ServesRequests, check_runs, get_backend
 from ditto_core.engines.staged import StagedSession, open_engine
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair_options import OWN_WEIGHTS
@@ -96,20 +96,15 @@ class Sessions:
 
         Raises :class:`UsageError` when nothing tells the engine's weights.
         """
-        backend = get_backend(self.spec.backend)
-        if not isinstance(backend, HoldsWeights):
-            raise UsageError(f"reference={OWN_WEIGHTS!r} needs a quantized engine file, not {self.spec.backend}")
-        return backend.own_models(self.spec, self.model)
+        from ditto_core.pair.reference import own_models
+
+        return own_models(self.workspace, self.spec)
 
     def _own(self, model: LoadedModel, dtype: str) -> Session:
         """Open the model with the engine's own weights."""
-        from ditto_core.backends.eager import EagerSession
+        from ditto_core.pair.reference import own_session
 
-        session = EagerSession(model, self.built.taps, dtype=dtype, device=self._options.device)
-        facts = {**session.info.facts, "weights": self.built.fingerprint}
-        label = f"{session.info.label} with the engine's weights"
-        session.info = replace(session.info, label=label, facts=facts, quantized=True)
-        return session
+        return own_session(model, self.built, dtype, self._options.device)
 
     @property
     def replayed(self) -> LoadedModel:

@@ -243,6 +243,15 @@ def test_a_dtype_that_is_not_the_file_s_is_refused(workspace, llama_file):
         workspace.build(EngineSpec.of(LLAMA, engine=llama_file, dtype="float16"))
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("m.xml", "OpenVINO IR"), ("m.plan", "a TensorRT plan"), ("m.pte", "an ExecuTorch program")]
+)
+def test_an_engine_file_of_another_kind_is_one_line(tmp_path, name, kind):
+    (tmp_path / name).write_text("<net/>")
+    with pytest.raises(UsageError, match=f"engine file {name} is {kind}, expected an ONNX file"):
+        OnnxFile(tmp_path / name)
+
+
 @pytest.mark.parametrize("path", ["absent.onnx", "."])
 def test_no_file_or_several_is_one_line(tmp_path, path):
     (tmp_path / "a.onnx").touch()

@@ -41,7 +41,7 @@ RUN = {
     ],
     "ci.md": [COMMENT],
     "debugging.md": [DEBUG] * 4,
-    "engine-files.md": [None],
+    "engine-files.md": [None, None],
     "gates.md": [GATE, WORKFLOW, WORKFLOW],
     "localizing.md": [f"{LOCALIZING}::{name}" for name in ("test_its_scripts_run",) * 2]
     + [f"{LOCALIZING}::{name}" for name in ("test_its_tests_pass", "test_its_scripts_run")],

@@ -50,8 +50,9 @@ class Tap:
         for name in ("axes", "aliases"):
             fields[name] = tuple(fields.get(name, ()))  # type: ignore[arg-type]
         for name, value in fields.items():
-            if not all(isinstance(text, str) for text in (value if isinstance(value, tuple) else (value,))):
-                raise TypeError(f"{name} of a tap is {value!r}, expected names")
+            kind: type = int if name == "choice" else str
+            if not all(isinstance(item, kind) for item in (value if isinstance(value, tuple) else (value,))):
+                raise TypeError(f"{name} of a tap is {value!r}, expected {'a number' if kind is int else 'names'}")
         return cls(**fields)  # type: ignore[arg-type]
 
 

@@ -27,9 +27,9 @@ class FaultyWorkspace(Workspace):
         """The fault is not the export's."""
         return False
 
-    def build(self, spec):
+    def build(self, spec, isolation=""):
         """Copy the healthy engine and edit the copy."""
-        healthy = super().build(spec)
+        healthy = super().build(spec, isolation)
         directory = self._directory / f"engine{self.builds}"
         self.builds += 1
         shutil.copytree(healthy.directory, directory, copy_function=link)

@@ -196,28 +196,6 @@ def test_a_floor_of_fewer_than_32_elements_is_a_small_sample(count, multiple):
     assert judged(metrics).bound == pytest.approx(4 * multiple * 1e-2)
 
 
-def spiked(element):
-    """A floor of 1e-2 of 64 numbers of size 1, 0.0064 in squares, whose largest error is ``element``; the engine's
-    error is 4.5 times it, all in the element [0, 0]."""
-    metrics = numbers(rel_l2=4.5e-2, rms=4.5e-2, max_abs=0.36, max_abs_index=(0, 0))
-    return judged(metrics, floor=1e-2, element=element)
-
-
-@pytest.mark.parametrize(
-    ("element", "multiple"),
-    [
-        (0.08, 16),  # it has all of the floor: one element, as where one is all there is
-        (0.0566, 10),  # half of it: two elements
-        (0.04, 4),  # a quarter: as many as it takes
-        (0.01, 4),  # every element has as much
-    ],
-)
-def test_a_floor_that_few_elements_hold_is_a_small_sample(element, multiple):
-    verdict = spiked(element)
-    assert verdict.ok == (multiple > 4)
-    assert verdict.bound == pytest.approx(multiple * 1e-2)
-
-
 def test_a_tensor_without_elements_is_within():
     assert judged(measure(torch.ones(0), torch.ones(0))).status == WITHIN
 

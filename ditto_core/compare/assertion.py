@@ -13,7 +13,7 @@ import torch
 from ditto_core.compare.findings import find
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
 from ditto_core.compare.structure import Leaf, walk
-from ditto_core.errors import UsageError, shown
+from ditto_core.errors import UsageError, check_type, shown
 from ditto_core.sites import matches, no_match
 
 LINES, HINTS, OTHERS, PATHS = 10, 2, 3, 5
@@ -107,6 +107,7 @@ def assert_close(
     bound that is negative or NaN.
     """
     __tracebackhide__ = True
+    check_type(name, str, "name", "a text")
     given = {"rtol": rtol, "atol": atol, "rel_l2": rel_l2}
     tables = {key: bound for key, bound in given.items() if isinstance(bound, Mapping)}
     same = (single(rtol), single(atol), single(rel_l2))

@@ -311,7 +311,7 @@ def test_a_type_error_carries_what_tensorrt_said_of_it(tmp_path):
 
 def test_a_file_that_is_no_onnx_is_one_clear_line(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"no onnx")
-    with pytest.raises(BuildError, match=r"m\.onnx is no ONNX file"):
+    with pytest.raises(UsageError, match=r"m\.onnx is not an ONNX model"):
         build(tmp_path / "m.onnx")
 
 

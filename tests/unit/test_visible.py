@@ -16,7 +16,7 @@ from ditto_core.compare.dumps import compare_dumps
 from ditto_core.compare.notebook import notebook_html
 from ditto_core.compare.result import TokenResult
 from ditto_core.compare.text import failure_message, headline, summary_line, table, token_message
-from ditto_core.errors import DittoError, SelectorError
+from ditto_core.errors import BuildError, DittoError, SelectorError
 from ditto_core.report.github import annotation, append_summary
 from ditto_core.report.localization import localization_text
 from ditto_core.report.write import write_report
@@ -68,7 +68,9 @@ def test_lines_keep_their_breaks_and_lose_commands():
 
 
 def test_an_error_shows_no_name_raw():
-    assert str(SelectorError(f"no site {ALL}")) == lines(f"no site {ALL}")
+    shown = str(SelectorError(f"no site {ALL}"))
+    assert harmless(shown) and "\n" not in shown
+    assert str(BuildError(f"no site {ALL}")) == lines(f"no site {ALL}"), "one with a child's log keeps its lines"
     assert harmless(str(DittoError(ALL)))
 
 

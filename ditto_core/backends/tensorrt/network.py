@@ -137,13 +137,9 @@ class Network:
 
 
 def read(onnx_path: Path) -> Graph:
-    """Read the nodes of an ONNX file. Raises :class:`BuildError` when it is none."""
-    from google.protobuf.message import DecodeError
-
+    """Read the nodes of an ONNX file. Raises :class:`BuildError` when it cannot be read."""
     try:
         return Graph.read(onnx_path)
-    except DecodeError as error:
-        raise BuildError(f"{onnx_path} is no ONNX file ({error})") from error
     except OSError as error:
         raise BuildError(f"{onnx_path} cannot be read: {error.strerror}") from error
 

@@ -186,16 +186,12 @@ def inference_session_of(model: onnx.ModelProto) -> Any:
 
 def read(path: Path) -> onnx.ModelProto:
     """Read a graph without its weights. Raises :class:`UsageError` for a file that is no ONNX."""
-    from google.protobuf.message import DecodeError
-
-    try:
-        return read_graph(path)
-    except DecodeError as error:
-        kind = OTHERS.get(path.suffix, "no ONNX file")
+    if kind := OTHERS.get(path.suffix):
         raise UsageError(
             f"engine file {path.name} is {kind}, expected an ONNX file: give the one that it was made from, or let "
             "ditto build the engine (backend=…)"
-        ) from error
+        )
+    return read_graph(path)
 
 
 def locate(path: Path) -> Path:

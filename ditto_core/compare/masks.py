@@ -29,9 +29,11 @@ def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
     if is_mask(expected) and bool((actual <= 0).all()):
         right = hidden_share(expected)
         # a row that shows nothing, as that of padding, hides with any number
-        left = torch.where((right < 1).any(-1, keepdim=True), hidden_share(actual), (actual < 0).double())
-        weak = (1 - left[(left > 0) & (left < 1)]).norm() > WEAK * torch.finfo(actual.dtype).eps * right.norm()
-        return (left, right) if bool(weak) else (left > HALF, right > HALF)
+        shows = (right < 1).any(-1, keepdim=True).to(actual.device)
+        left = torch.where(shows, hidden_share(actual), (actual < 0).double())
+        remaining = float((1 - left[(left > 0) & (left < 1)]).norm())
+        weak = remaining > WEAK * torch.finfo(actual.dtype).eps * float(right.norm())
+        return (left, right) if weak else (left > HALF, right > HALF)
     if not bool(is_hidden(expected).any()) or actual.shape != expected.shape or not actual.is_floating_point():
         return actual, expected
     hidden = is_hidden(expected) & is_hidden(actual).to(expected.device)

@@ -7,6 +7,7 @@ tensor again; the way out is ``.cpu()``. What it cannot show is a GPU's arithmet
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,19 @@ class TensorRTOnGpuStandIn:
         return session
 
 
+class AtOnce(Executor):
+    """Runs what it is given before it returns."""
+
+    def __init__(self, workers: int) -> None:
+        pass
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run, and return the result as a future has it."""
+        done: Future[Any] = Future()
+        done.set_result(function(*args, **kwargs))
+        return done
+
+
 @contextmanager
 def gpu_stand_in(workspace: Workspace, fault: Any = None) -> Iterator[TensorRTOnGpuStandIn]:
     """Run TensorRT engines, and eager with ``device="cuda"``, on the stand-in for a GPU."""
@@ -181,6 +195,8 @@ def gpu_stand_in(workspace: Workspace, fault: Any = None) -> Iterator[TensorRTOn
         for module in ("pair.sessions", "gates.job"):
             patch.setattr(f"ditto_core.{module}.check_device", lambda name: None)
         patch.setattr("ditto_core.backends.eager.device_name", lambda device: f"stand-in for {device.type}")
+        patch.setattr("ditto_core.gates.job.ThreadPoolExecutor", AtOnce)  # a mode of torch holds for one thread
+        patch.setattr("ditto_core.model.placing.available", lambda device: None)
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:
             yield backend

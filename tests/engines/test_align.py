@@ -17,6 +17,7 @@ from ditto_core.align.file import OnnxFile
 from ditto_core.align.making import align
 from ditto_core.align.probes import probes
 from ditto_core.align.repair import all_faults
+from ditto_core.align.store import Store
 from ditto_core.errors import UsageError
 from ditto_core.graphs.files import read_model
 from ditto_core.model.loading import load_model
@@ -263,7 +264,7 @@ def test_no_file_or_several_is_one_line(tmp_path, path):
 def test_only_lines_of_the_model_are_told():
     def lines(model):
         loaded = load_model(ModelSource.of(model))
-        return {line for _, _, line, _ in record(loaded, probes(loaded)[0]).results}
+        return {line for _, _, line, _ in record(loaded, probes(loaded)[0], Store()).results}
 
     assert lines(models.conv_net) == {""}  # torch's own containers and modules alone
     assert {line.partition(":")[0] for line in lines(models.tapped_net)} == {"", "models.py"}

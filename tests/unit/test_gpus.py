@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from ditto_core.backends.tensorrt.session import CudaStreams
+from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
+from ditto_core.spec import EngineSpec
 from ditto_core.system.gpus import check_device, installed_gpus, pin_gpu, visible_gpus
 
 
@@ -40,7 +42,7 @@ def test_a_name_that_is_no_device_is_one_line(name):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said_before_anything_is_built():
     with pytest.raises(UsageError, match=r"device 'cuda' needs a GPU, but torch .* expected cpu"):
-        Pair(None, None, PairOptions(device="cuda"))
+        Pair(Workspace(), EngineSpec.of("nowhere"), PairOptions(device="cuda"))
     check_device("cpu")
 
 

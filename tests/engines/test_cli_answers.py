@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ditto_core.backends.onnxruntime import ENGINE_FILE
 from ditto_core.cli import application
+from ditto_core.engines.copied import DIGESTS_FILE
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.spec import EngineSpec
 from tests.faults import scale_weight

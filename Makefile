@@ -45,7 +45,7 @@ quick: $(VENV)/stamp
 	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
 
 engines: $(ENGINES)/stamp
-	PYTHONPATH=$(abspath $(ENGINES)) $(BIN)/python -m pytest -n $(WORKERS) --dist load $(COMPILED) tests/engines/test_executorch.py \
+	PYTHONPATH=$(abspath $(ENGINES)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(COMPILED) tests/engines/test_executorch.py \
 		tests/engines/test_pte_file.py tests/unit/dumps/test_etdump.py
 
 mutation: $(VENV)/stamp

@@ -13,6 +13,7 @@ BUILDS = {"other_process", "one_tap", "output_as_tap"}
 """Promises that need an engine of their own, which takes most of the time; ``benchmarks/backends.py`` checks them."""
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("backend", "options", "left_out"),
     [

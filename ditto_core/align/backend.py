@@ -12,6 +12,7 @@ from ditto_core.align.pieces import own_weights
 from ditto_core.align.rounding import rounded
 from ditto_core.align.session import FileSession, mapped
 from ditto_core.backends.base import BuildReport, BuildRequest
+from ditto_core.backends.given_file import check_options
 from ditto_core.backends.onnxruntime import LEVELS, load_library
 from ditto_core.errors import SelectorError, UsageError, nearest
 from ditto_core.model.loading import LoadedModel, load_model
@@ -33,17 +34,12 @@ class FileBackend:
     def check(self, spec: EngineSpec) -> None:
         """Raise when onnxruntime or the file is missing, an option is unknown, or the file has another dtype."""
         load_library()
-        for name, _ in spec.options:
-            if name not in OPTIONS:
-                known = ", ".join(OPTIONS)
-                raise UsageError(f"an engine file has no option {name!r}{nearest(name, OPTIONS)} (known: {known})")
+        check_options(spec, OPTIONS, "an engine file", "model.onnx")
         level = spec.option("level", "all")
         if level not in LEVELS:
             raise UsageError(
                 f"unknown optimization level {level!r}, expected {', '.join(LEVELS)}{nearest(level, LEVELS)}"
             )
-        if not spec.option("file"):
-            raise UsageError("backend 'onnx-file' runs a file that is there already: give engine='model.onnx'")
         file = OnnxFile(spec.option("file"))
         if file.dtype != spec.dtype:
             raise UsageError(

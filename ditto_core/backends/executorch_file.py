@@ -11,8 +11,9 @@ import torch
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.executorch import ENGINE_FILE, METHOD, installed, load_runtime
+from ditto_core.backends.given_file import check_options
 from ditto_core.backends.program_session import ProgramSession, Run, Signature
-from ditto_core.errors import BuildError, UsageError, first_line, nearest
+from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import read_graph
 from ditto_core.graphs.graph import shape_of
 from ditto_core.session import SessionInfo
@@ -41,12 +42,7 @@ class PteBackend:
     def check(self, spec: EngineSpec) -> None:
         """Raise when executorch or the file is missing, or an option is unknown."""
         installed()
-        for name, _ in spec.options:
-            if name not in OPTIONS:
-                known = ", ".join(OPTIONS)
-                raise UsageError(f"a .pte file has no option {name!r}{nearest(name, OPTIONS)} (known: {known})")
-        if not spec.option("file"):
-            raise UsageError("backend 'pte-file' runs a file that is there already: give engine='model.pte'")
+        check_options(spec, OPTIONS, "a .pte file", "model.pte")
         if not Path(spec.option("file")).is_file():
             raise UsageError(f"{spec.option('file')} does not exist: engine= is a .pte file")
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from ditto_core.backends.base import BuildReport, BuildRequest
+from ditto_core.backends.given_file import check_options
 from ditto_core.backends.openvino import SESSION_FILE, OpenVinoSession, configuration, dtype_of, load_library
 from ditto_core.errors import BuildError, UsageError, first_line, nearest
 from ditto_core.graphs.files import read_graph
@@ -30,12 +31,7 @@ class IrBackend:
     def check(self, spec: EngineSpec) -> None:
         """Raise when openvino or the file is missing, or an option is unknown."""
         library = load_library()
-        for name, _ in spec.options:
-            if name not in OPTIONS:
-                known = ", ".join(OPTIONS)
-                raise UsageError(f"an IR has no option {name!r}{nearest(name, OPTIONS)} (known: {known})")
-        if not spec.option("file"):
-            raise UsageError("backend 'ir-file' runs a file that is there already: give engine='model.xml'")
+        check_options(spec, OPTIONS, "an IR", "model.xml")
         for path in files(spec):
             if not path.is_file():
                 raise UsageError(f"{path} does not exist: engine= is a .xml file with its .bin beside it")

@@ -1,12 +1,18 @@
-"""What both sides are fed: inputs that the engine's dtype holds exactly."""
+"""What both sides are fed: inputs that the engine's dtype holds exactly, and what may not be fed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from ditto_core.errors import UsageError
+from ditto_core.system.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from ditto_core.model.export import Export
+    from ditto_core.stepping.prompts import TokenBatch
 
 
 def rounded(inputs: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
@@ -35,3 +41,16 @@ def fitted(name: str, tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
             )
         cast = cast.masked_fill(lost, torch.finfo(kind).min)
     return cast
+
+
+def digests(inputs: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the digests of inputs by name."""
+    return {name: fingerprint(tensor.tolist()) for name, tensor in inputs.items()}
+
+
+def check_padding(export: Export, batch: TokenBatch) -> None:
+    """Raise :class:`UsageError` for prompts of several lengths where padding would enter a state of fixed size."""
+    fixed = [n for n in export.inputs if n.startswith("past_key_values.") and not n.endswith((".key", ".value"))]
+    if fixed and batch.padded:
+        name = fixed[0].removeprefix("past_key_values.")
+        raise UsageError(f"padding would enter the state {name} that this model carries: give prompts of one length")

@@ -17,7 +17,7 @@ from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError, check_type
 from ditto_core.model.checkpoint import vocab_size
 from ditto_core.model.forward import DECODED
-from ditto_core.pair.inputs import rounded
+from ditto_core.pair.inputs import check_padding, digests, rounded
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.pair.runner import RunFn, Runner
 from ditto_core.pair.sessions import Sessions
@@ -27,16 +27,13 @@ from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.inputs import input_differences
 from ditto_core.stepping.lockstep import Sides, TapReader, lockstep, rows_of, single_step
 from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode
-from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import Localization
     from ditto_core.compare.comparison import Comparison
-    from ditto_core.model.export import Export
     from ditto_core.pair.replacing import Replaced
     from ditto_core.relations import InputRelations, Relation, Relations
     from ditto_core.repro.repro import Fed, Repro
-    from ditto_core.session import Session
 
 AnyInputs = Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor] | None
 """Prompts of a decoder, inputs by name of another model, or None for its examples."""
@@ -257,7 +254,7 @@ class Pair:
 
     def encode(self, prompts: Prompt | Sequence[Prompt], *, left: bool = True) -> TokenBatch:
         """Turn prompts into a batch of this model's tokens, padded on the left or the right."""
-        pad = number(self.model_config, "pad_token_id")
+        pad = int(getattr(self.model_config, "pad_token_id", None) or 0)
         return encode(prompts, tokenizer=self.tokenizer, vocab_size=self.vocab_size, pad=pad, left=left)
 
     def relations(self) -> Relations | InputRelations:
@@ -265,33 +262,12 @@ class Pair:
 
         They are judged by the noise floor on the very inputs where the reference is eager, else by the table of dtypes.
         """
-        from ditto_core.relations import InputRelations, Terms
+        from ditto_core.pair.relating import input_relations, token_relations
 
-        sessions = self.sessions
+        sessions, tolerance = self.sessions, self._runner.tolerance
         if sessions.built.decoder:
-            return self._token_relations()
-        examples, terms = self._values(sessions.model.examples), Terms(self._runner.tolerance)
-        return InputRelations(
-            sessions.engine, examples, sessions.output_axes, terms, self._noise(), sessions.export.check
-        )
-
-    def _noise(self) -> tuple[Session, Session] | None:
-        low_precision = self.sessions.low_precision
-        return None if low_precision is None else (self.sessions.reference, low_precision)
-
-    def _token_relations(self) -> Relations:
-        from ditto_core.relations import Relations, Terms
-
-        config = self.model_config
-        return Relations(
-            self.sessions.engine,
-            Terms(self._runner.tolerance, profile=self.spec.profile, pad=number(config, "pad_token_id")),
-            self._noise(),
-            self.sessions.reference,
-            window=bool(number(config, "sliding_window")),
-            longest=number(config, "max_position_embeddings"),
-            vocab_size=self.vocab_size,
-        )
+            return token_relations(sessions, tolerance)
+        return input_relations(sessions, self._values(sessions.model.examples), tolerance)
 
     def served_relations(self, ids: Sequence[int], *names: str) -> tuple[Relation, ...]:
         """Check that the ways in which a server serves agree on one prompt, on the engine without taps.
@@ -299,21 +275,9 @@ class Pair:
         ``names``: ``prefix_cache``, ``chunked_prefill``, ``batch`` (default: all). Raises :class:`UsageError` for a
         backend that serves in one way only.
         """
-        from ditto_core.backends.base import ServesModes, get_backend
-        from ditto_core.relations.served import check_served
+        from ditto_core.pair.relating import served_relations
 
-        backend = get_backend(self.spec.backend)
-        if not isinstance(backend, ServesModes):
-            raise UsageError(f"{self.spec.backend} serves in one way only: check relations() instead")
-        plain = self.spec.untapped()
-        modes = {name: dict(options) for name, options in backend.modes(plain).items()}
-
-        def open_mode(name: str) -> Session:
-            options = {**dict(plain.options), **modes[name]}
-            return self.sessions.workspace.build(replace(plain, options=tuple(sorted(options.items())))).open()
-
-        terms = self._token_relations().terms_for([list(ids)])
-        return tuple(check_served(open_mode, list(ids), terms, *names))
+        return served_relations(self.sessions, self._runner.tolerance, ids, names)
 
     def check_history(
         self, prompts: Sequence[Sequence[int]], events: Sequence[tuple[str, int]], *, new_tokens: int = 10
@@ -323,9 +287,10 @@ class Pair:
         See :func:`~ditto_core.relations.requests.check_history`. The server is kept open for the next history.
         Raises :class:`UsageError` for a backend that takes no requests.
         """
+        from ditto_core.pair.relating import token_relations
         from ditto_core.relations.requests import check_history
 
-        terms = self._token_relations().terms_for([max(map(list, prompts), key=len)])
+        terms = token_relations(self.sessions, self._runner.tolerance).terms_for([max(map(list, prompts), key=len)])
         return check_history(self.sessions.requests, prompts, events, new_tokens, terms)
 
     def save_repro(self, site: str, directory: Path | str, *, step: int | None = None) -> Repro:
@@ -423,21 +388,3 @@ class Pair:
                 closer.close()
             operator = reader.worst
         return replace(found, blamed=(replace(first, operator=operator), *others))
-
-
-def digests(inputs: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return the digests of inputs by name."""
-    return {name: fingerprint(tensor.tolist()) for name, tensor in inputs.items()}
-
-
-def number(config: Any, name: str) -> int:
-    """Return a number of a model's configuration, 0 where it has none."""
-    return int(getattr(config, name, None) or 0)
-
-
-def check_padding(export: Export, batch: TokenBatch) -> None:
-    """Raise :class:`UsageError` for prompts of several lengths where padding would enter a state of fixed size."""
-    fixed = [n for n in export.inputs if n.startswith("past_key_values.") and not n.endswith((".key", ".value"))]
-    if fixed and batch.padded:
-        name = fixed[0].removeprefix("past_key_values.")
-        raise UsageError(f"padding would enter the state {name} that this model carries: give prompts of one length")

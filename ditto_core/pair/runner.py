@@ -73,7 +73,7 @@ class Runner:
             localizer = self._localizer() if wanted else None
             return *self._once(run_fn, key, localizer or reader, dump, samples), localizer
 
-        samples = SAMPLES if self._floor_path(key, SAMPLES).exists() else 1
+        samples = self._samples(key)
         start = time.perf_counter()
         comparison, measured, localizer = once(samples)
         seconds = time.perf_counter() - start
@@ -95,7 +95,7 @@ class Runner:
     def with_engine(self, run_fn: RunFn, key: Any, engine: Session, localizer: TapReader | None = None) -> Comparison:
         """Run with another session in the engine's place, judged by the noise floor that is kept for these inputs."""
         sessions = self._sessions
-        floor = read_floor(sessions.workspace.floor_path(self._floor_key(key)), sessions.workspace.say)
+        floor = read_floor(self._floor_path(key, self._samples(key)), sessions.workspace.say)
         sides = Sides(engine, sessions.reference, localizer=localizer, axes=sessions.output_axes)
         with torch_threads(self._options.threads):
             return run_fn(sides, floor)[0]
@@ -244,6 +244,10 @@ class Runner:
             versions=engine.versions,
             threads=self._options.threads,
         )
+
+    def _samples(self, key: Any) -> int:
+        """Return of how many samples the noise floor of these inputs is: more where one was too small before."""
+        return SAMPLES if self._floor_path(key, SAMPLES).exists() else 1
 
     def _floor_path(self, key: Any, samples: int) -> Path:
         return self._sessions.workspace.floor_path(self._floor_key(key if samples == 1 else [key, samples]))

@@ -32,16 +32,6 @@ def llama():
     return load_model(LLAMA)
 
 
-@pytest.fixture(scope="module")
-def llama_file(workspace):
-    return workspace.export(EngineSpec.of(LLAMA)).onnx_path
-
-
-@pytest.fixture(scope="module")
-def bert_file(workspace):
-    return workspace.export(EngineSpec.of(BERT)).onnx_path
-
-
 def named(found):
     return {(fault.operator, fault.site) for fault in found}
 

@@ -17,20 +17,10 @@ from ditto_core.cli.compare import command as compare_command
 from ditto_core.errors import UsageError
 from ditto_core.graphs.files import read_model
 from ditto_core.model.loading import load_model
-from ditto_core.spec import EngineSpec, ModelSource
+from ditto_core.spec import ModelSource
 
 LLAMA, BERT = ModelSource.of(models.llama), ModelSource.of(models.bert)
 MLP = "model.layers.1.mlp"
-
-
-@pytest.fixture(scope="module")
-def llama_file(workspace):
-    return workspace.export(EngineSpec.of(LLAMA)).onnx_path
-
-
-@pytest.fixture(scope="module")
-def bert_file(workspace):
-    return workspace.export(EngineSpec.of(BERT)).onnx_path
 
 
 @pytest.fixture(scope="module")

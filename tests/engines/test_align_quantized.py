@@ -31,16 +31,6 @@ def llama():
     return load_model(LLAMA)
 
 
-@pytest.fixture(scope="module")
-def llama_file(workspace):
-    return workspace.export(EngineSpec.of(LLAMA)).onnx_path
-
-
-@pytest.fixture(scope="module")
-def bert_file(workspace):
-    return workspace.export(EngineSpec.of(BERT)).onnx_path
-
-
 def in_4_bits(source, path, *, symmetric=True, accuracy=4):
     """Write a copy with its products in 4 bits, in blocks of 32; accuracy level 4 has activations in 8 bits."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer

@@ -1,0 +1,20 @@
+"""What backends that run a file of the user's have in common: the options of its spec are looked at first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ditto_core.errors import UsageError, nearest
+from ditto_core.spec import EngineSpec
+
+
+def check_options(spec: EngineSpec, known: Sequence[str], what: str, example: str) -> None:
+    """Raise :class:`UsageError` for an option that is none of ``known``, and where no file is given.
+
+    ``what`` is what the file is called, ``example`` the name of one.
+    """
+    for name, _ in spec.options:
+        if name not in known:
+            raise UsageError(f"{what} has no option {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    if not spec.option("file"):
+        raise UsageError(f"backend {spec.backend!r} runs a file that is there already: give engine={example!r}")

@@ -53,7 +53,7 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the comparison here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every tensor.")] = False,
 ) -> None:
-    """Compare two dumps, step by step and name by name, or two ONNX files by value, as `ditto align` does."""
+    """Compare two dumps, step by step and name by name."""
     from ditto_core.compare.dumps import compare_dumps
     from ditto_core.compare.rules import calibrate as write_rules
     from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance

@@ -59,10 +59,8 @@ def taps_of(layers: int) -> tuple[Tap, ...]:
 
 
 def session_of(model: torch.nn.Module, dtype: str, taps: tuple[Tap, ...]) -> Session:
-    """Return an eager session of a model where it is: with a device of its own it would get a copy."""
-    session = EagerSession(LoadedModel(model, True, "made", {}), taps, dtype=dtype)
-    session._device = torch.device(DEVICE)
-    return session
+    """Return an eager session of a model that is on the device in this dtype: it is not copied."""
+    return EagerSession(LoadedModel(model, True, "made", {}), taps, dtype=dtype, device=DEVICE)
 
 
 def milliseconds(step: Callable[[int, dict[str, torch.Tensor]], object], rows: int) -> float:

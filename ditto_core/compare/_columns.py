@@ -8,8 +8,7 @@ without NaN and Inf.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -20,7 +19,7 @@ from ditto_core.compare._accumulate import Rules
 from ditto_core.compare._arithmetic import Counts
 from ditto_core.compare._assemble import QUANTILES, bin_values
 from ditto_core.compare._blocks import Floats
-from ditto_core.compare._record import Index, Metrics
+from ditto_core.compare._record import Index
 from ditto_core.compare.ulp import spacing
 
 BINS = 257
@@ -35,47 +34,65 @@ NONFINITE = (
     *("nan_actual", "nan_expected", "nan_mismatch", "inf_actual", "inf_expected", "inf_mismatch"),
     "nonfinite_mismatch",
 )
+ABSENT: dict[str, Any] = {**dict.fromkeys(NONFINITE, 0), "first_nonfinite": None, "requested": ()}
+"""What has one value in all of these pairs."""
+
 AT = ("max_abs_at", "first_mismatch", "worst_mismatch")
+PLACES = ("max_abs_index", "max_abs_actual", "max_abs_expected", *AT[1:])
+OF_AXES = ("by_row", "by_position", "by_head")
+RANKS = ("p50", "p90", "p99", "p999")
 
 
-def metrics_of(
-    found: dict[str, Any],
-    octaves: Counts,
-    shapes: Sequence[tuple[torch.Size, int]],
-    dtype: torch.dtype,
-    rules: Sequence[Rules],
-    splits: Sequence[dict[str, tuple[float, ...]]],
-    quantiles: Floats | None = None,
-) -> list[Metrics]:
-    """Return the metrics of each pair; ``shapes``: those of groups of pairs and how many are in each.
+class Columns:
+    """The metrics of pairs of one dtype a side: a column with an entry for each pair, worked out when first asked for.
 
     ``found``: columns by the names of :class:`~ditto_core.compare._accumulate.Accumulator`, with ``difference``,
     ``actual``, ``expected`` and ``product``, and both values at the largest error. ``octaves`` [pairs, 256]: the errors
-    that are not 0. ``splits``: the errors by axis. ``quantiles`` [4, pairs]: known better than by octave.
+    that are not 0. ``shapes``: those of groups of pairs and how many are in each; ``dtype`` is the engine's.
+    ``splits`` returns the errors by axis of each pair. ``quantiles`` [4, pairs]: known better than by octave.
     """
-    with np.errstate(all="ignore"):
-        columns = numbers_of(found, dtype, rules)
-        bins = np.concatenate([(found["count"] - octaves.sum(1))[:, None], octaves], 1)
-        known = quantiles_of(bins, found["count"], found["max_abs"]) if quantiles is None else quantiles
-    columns |= dict(zip(("p50", "p90", "p99", "p999"), known.tolist(), strict=True))
-    columns["histogram"] = histograms(bins)
-    columns |= indices(found, shapes)
-    for name in ("by_row", "by_position", "by_head"):
-        columns[name] = [split.get(name, ()) for split in splits]
-    columns |= {name: [0] * len(rules) for name in NONFINITE}
-    columns |= {"first_nonfinite": [None] * len(rules), "requested": [()] * len(rules)}
-    ordered = [columns[name] for name in NAMES]
-    return [made(row) for row in zip(*ordered, strict=True)]
 
+    def __init__(
+        self,
+        found: dict[str, Any],
+        octaves: Counts,
+        shapes: Sequence[tuple[torch.Size, int]],
+        dtype: torch.dtype,
+        rules: Sequence[Rules],
+        splits: Callable[[], list[dict[str, tuple[float, ...]]]],
+        quantiles: Floats | None = None,
+    ) -> None:
+        self._found, self._octaves, self._shapes, self._dtype = found, octaves.astype(np.int32), shapes, dtype
+        self._rules, self._splits, self._quantiles = rules, splits, quantiles
+        self._known: dict[str, list[Any]] = {}
 
-NAMES = tuple(item.name for item in fields(Metrics))
+    def __getitem__(self, name: str) -> list[Any]:
+        """Return the column of a field of :class:`Metrics`."""
+        if name not in self._known:
+            with np.errstate(all="ignore"):
+                self._known |= self._part(name)
+        return self._known[name]
 
+    def _part(self, name: str) -> dict[str, list[Any]]:
+        """Work out a column, and those that cost no more beside it."""
+        if name in PLACES:
+            return indices(self._found, self._shapes)
+        if name in OF_AXES:
+            split = self._splits()
+            return {axis: [each.get(axis, ()) for each in split] for axis in OF_AXES}
+        if name == "histogram":
+            return {name: histograms(self._bins())}
+        if name in RANKS:
+            known = self._quantiles
+            if known is None:
+                known = quantiles_of(self._bins(), self._found["count"], self._found["max_abs"])
+            return dict(zip(RANKS, known.tolist(), strict=True))
+        if name in ABSENT:
+            return {name: [ABSENT[name]] * len(self._rules)}
+        return numbers_of(self._found, self._dtype, self._rules)
 
-def made(row: tuple[Any, ...]) -> Metrics:
-    """Return a record of the values of its fields, in order: its own constructor takes ten times as long."""
-    found = object.__new__(Metrics)
-    vars(found).update(zip(NAMES, row, strict=True))
-    return found
+    def _bins(self) -> Counts:
+        return np.concatenate([(self._found["count"] - self._octaves.sum(1))[:, None], self._octaves], 1)
 
 
 def numbers_of(found: dict[str, Any], dtype: torch.dtype, rules: Sequence[Rules]) -> dict[str, list[Any]]:

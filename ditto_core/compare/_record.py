@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Protocol
 
 Index = tuple[int, ...]
 Number = float | int | bool
+
+
+class Columns(Protocol):
+    """The fields of many records: a list of each, by name."""
+
+    def __getitem__(self, name: str, /) -> Sequence[Any]:
+        """Return one field of all records."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,31 @@ class Metrics:
     headroom: float
     scale: float
     scale_residual: float
-    nonfinite_mismatch: int = 0
-    by_row: tuple[float, ...] = ()
-    by_position: tuple[float, ...] = ()
-    by_head: tuple[float, ...] = ()
-    requested: tuple[tuple[str, float], ...] = ()
+    nonfinite_mismatch: int = field(default_factory=int)  # a plain default would hide the column
+    by_row: tuple[float, ...] = field(default_factory=tuple)
+    by_position: tuple[float, ...] = field(default_factory=tuple)
+    by_head: tuple[float, ...] = field(default_factory=tuple)
+    requested: tuple[tuple[str, float], ...] = field(default_factory=tuple)
+
+    @classmethod
+    def of_columns(cls, columns: Columns, place: int) -> Metrics:
+        """Return a record of which each field is read from its column when it is first asked for."""
+        found = object.__new__(cls)
+        vars(found).update(_columns=columns, _place=place)
+        return found
+
+    if not TYPE_CHECKING:  # to a type checker it would give every name
+
+        def __getattr__(self, name: str) -> Any:
+            known = vars(self)
+            if name not in self.__dataclass_fields__ or "_columns" not in known:
+                raise AttributeError(f"Metrics has no {name!r}")
+            known[name] = value = known["_columns"][name][known["_place"]]
+            return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the fields alone."""
+        return type(self), tuple(getattr(self, item.name) for item in fields(self))
 
     @property
     def psnr_db(self) -> float:

@@ -71,6 +71,15 @@ def on_cuda(sides: Sides, widths: Counts, rules: Sequence[Rules]) -> Sums:
     return Sums(found, octaves, None, row_squares, ~unusual)
 
 
+def sums_of_rows(sides: Sequence[torch.Tensor], widths: Counts) -> Floats:
+    """Return the squared error and size of each element row of a pair on its device, float64 [2, rows]."""
+    from ditto_core.compare.cuda import plain
+
+    pieces, firsts = cut(widths)
+    found: Floats = np.add.reduceat(row_sums([plain(side) for side in sides], pieces).cpu().numpy(), firsts, axis=1)
+    return found
+
+
 def cut(widths: Counts) -> tuple[Counts, Counts]:
     """Return the widths of pieces of rows, none too long for one program, and the first piece of each row."""
     counts = -(-widths // PIECE)

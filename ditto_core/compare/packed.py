@@ -17,10 +17,10 @@ import torch
 
 from ditto_core.compare._accumulate import Rules
 from ditto_core.compare._blocks import Floats as Array
-from ditto_core.compare._columns import metrics_of
+from ditto_core.compare._columns import Columns
 from ditto_core.compare._launch import QUICK
 from ditto_core.compare._record import Metrics
-from ditto_core.compare._together import on_cpu, on_cuda
+from ditto_core.compare._together import on_cpu, on_cuda, sums_of_rows
 from ditto_core.compare.cuda import usable
 from ditto_core.compare.metrics import ShapeMismatch, measure, split_axes
 from ditto_core.compare.rows import SMALL, relative_rows, row_dimensions, row_errors
@@ -61,28 +61,49 @@ class Layout(NamedTuple):
 
 
 class Rows:
-    """The rows of alike pairs: float64 [2, pairs, rows] norms of the error and of the reference."""
+    """The element rows of alike pairs: float64 [2, pairs, *lead] squared errors and sizes."""
 
-    def __init__(self, norms: Array, width: int) -> None:
-        self._norms = norms
-        self._width = width
+    def __init__(self, layout: Layout, sums: Array) -> None:
+        self._layout = layout
+        self._sums = sums
+        self._count = math.prod(layout.lead[dim] for dim in layout.kept) if layout.kept else 0
         self._known: dict[float, Array] = {}
 
-    def errors(self, pair: int, least: float) -> Array:
-        """Return the relative errors of a pair's rows; all pairs' are worked out at once."""
+    def errors(self, pair: int, least: float) -> Array | None:
+        """Return the relative errors of a pair's judged rows; all pairs' are worked out at once. None for fewer than
+        two rows."""
+        if self._count < 2:
+            return None
         if least not in self._known:
-            self._known[least] = relative_rows(self._norms[0], self._norms[1], self._width, least)
+            layout = self._layout
+            others = tuple(dim + 2 for dim in range(len(layout.lead)) if dim not in layout.kept)
+            error, size = np.sqrt(self._sums.sum(others)).reshape(2, -1, self._count)
+            self._known[least] = relative_rows(error, size, layout.row * math.prod(layout.lead) // self._count, least)
         errors: Array = self._known[least][pair]
         return errors
+
+    def splits(self) -> list[dict[str, tuple[float, ...]]]:
+        """Return the errors along each axis, by pair."""
+        columns = []
+        for _, dim in self._layout.splits:
+            errors, sizes = self._sums.sum(tuple(i + 2 for i in range(len(self._layout.lead)) if i != dim))
+            with np.errstate(all="ignore"):
+                columns.append(map(tuple, np.where(errors == 0, 0.0, np.sqrt(errors) / np.sqrt(sizes)).tolist()))
+        names = [name for name, _ in self._layout.splits]
+        if not names:
+            return [{}] * self._sums.shape[1]
+        return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
 class Found:
     """What was measured of a pair: its metrics, and its rows on demand.
 
-    ``rows`` are those of alike pairs, of which it is number ``place``; without a place they are not yet measured.
+    ``rows`` are those of alike pairs, of which it is number ``place``; without them they are not yet measured.
     """
 
-    def __init__(self, metrics: Metrics, pair: Pair, rows: Rows | None = None, place: int | None = None) -> None:
+    __slots__ = ("_pair", "_place", "_rows", "metrics")
+
+    def __init__(self, metrics: Metrics, pair: Pair, rows: Rows | None = None, place: int = 0) -> None:
         self.metrics = metrics
         self._pair = pair
         self._rows = rows
@@ -90,14 +111,18 @@ class Found:
 
     def row_errors(self, least: float = SMALL) -> Array | None:
         """Return what :func:`~ditto_core.compare.rows.row_errors` does."""
-        if self._place is not None:
-            return None if self._rows is None else self._rows.errors(self._place, least)
+        if self._rows is not None:
+            return self._rows.errors(self._place, least)
         actual, expected, axes, valid, *_ = self._pair
+        seen = self.metrics
+        if usable(expected) and axes and not seen.nan_actual + seen.nan_expected + seen.inf_actual + seen.inf_expected:
+            self._rows = rows_on_cuda(self._pair)
+            return self._rows.errors(0, least)
         return row_errors(actual, expected, axes, valid, least=least)
 
 
 class Kind(NamedTuple):
-    """What alike pairs have in common. ``kernel``: one measures them, and there each pair has ``bounds`` of its own."""
+    """What alike pairs have in common. ``kernel``: one measures them, and there each pair has bounds of its own."""
 
     kernel: bool
     device: torch.device
@@ -105,16 +130,15 @@ class Kind(NamedTuple):
     masked: bool
     shape: torch.Size
     axes: tuple[str, ...]
-    bounds: tuple[Any, ...]
 
 
 def measure_all(pairs: Sequence[Pair]) -> list[Found | ShapeMismatch]:
     """Measure pairs, in their order; two shapes give the error that :func:`measure` would raise."""
     found: list[Found | None] = [None] * len(pairs)
-    alike: dict[Kind, list[int]] = {}
+    alike: dict[tuple[Kind, tuple[Any, ...]], list[int]] = {}
     for i, pair in enumerate(pairs):
         if (kind := kind_of(pair)) is not None:
-            alike.setdefault(kind, []).append(i)
+            alike.setdefault((kind, () if kind.kernel else pair[4:]), []).append(i)
     for groups in passes(alike):
         measured = measure_groups([[pairs[i] for i in group] for group in groups])
         for i, each in zip((i for group in groups for i in group), measured, strict=True):
@@ -122,10 +146,10 @@ def measure_all(pairs: Sequence[Pair]) -> list[Found | ShapeMismatch]:
     return [alone(pair) if each is None else each for pair, each in zip(pairs, found, strict=True)]
 
 
-def passes(alike: Mapping[Kind, list[int]]) -> Iterator[list[list[int]]]:
+def passes(alike: Mapping[tuple[Kind, Any], list[int]]) -> Iterator[list[list[int]]]:
     """Yield the groups of alike pairs that one pass takes: on a GPU all of a dtype, on the CPU what the cache holds."""
     launches: dict[Hashable, list[list[int]]] = {}
-    for kind, members in alike.items():
+    for (kind, _), members in alike.items():
         if kind.kernel:
             launches.setdefault(kind[:4], []).append(members)
         elif len(members) >= CPU_FEWEST:
@@ -146,16 +170,34 @@ def alone(pair: Pair) -> Found | ShapeMismatch:
 
 def kind_of(pair: Pair) -> Kind | None:
     """Return what pairs that are measured together have in common; None for one that is measured by itself."""
-    actual, expected, axes, valid, *bounds = pair
-    shape = expected.shape
-    if actual.shape != shape or 0 in shape or not gains(actual, expected):
+    actual, expected, axes, valid, *_ = pair
+    mask = None if valid is None else valid.shape
+    return kind_of_types(typed(actual), typed(expected), usable(expected), tuple(axes), mask)
+
+
+Typed = tuple[torch.dtype, torch.device, torch.Size]
+"""What is known of a tensor without a look at its numbers."""
+
+
+def typed(tensor: torch.Tensor) -> Typed:
+    """Return a tensor's dtype, device and shape."""
+    return tensor.dtype, tensor.device, tensor.shape
+
+
+@lru_cache
+def kind_of_types(
+    actual: Typed, expected: Typed, kernel: bool, axes: tuple[str, ...], mask: torch.Size | None
+) -> Kind | None:
+    """Return the kind of a pair; ``mask``: the shape of what is valid."""
+    dtype, device, shape = expected
+    if (device, shape) != actual[1:] or 0 in shape or not FLOATS.issuperset((actual[0], dtype)):
+        return None
+    if shape.numel() >= QUICK if kernel else shape.numel() > CPU_ELEMENTS or device.type != "cpu":
         return None
     # Axes and a mask that do not fit are errors of the pair alone.
-    if (axes and len(axes) != len(shape)) or (valid is not None and not fits(valid.shape, shape)):
+    if (axes and len(axes) != len(shape)) or (mask is not None and not fits(mask, shape)):
         return None
-    kernel, dtypes = usable(expected), (actual.dtype, expected.dtype)
-    own = () if kernel else tuple(bounds)
-    return Kind(kernel, expected.device, dtypes, valid is not None, shape, tuple(axes), own)
+    return Kind(kernel, device, (actual[0], dtype), mask is not None, shape, axes)
 
 
 def fits(mask: torch.Size, shape: torch.Size) -> bool:
@@ -165,11 +207,7 @@ def fits(mask: torch.Size, shape: torch.Size) -> bool:
 
 def gains(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Tell whether two tensors are cheaper to measure together with others."""
-    if not FLOATS.issuperset((actual.dtype, expected.dtype)) or actual.device != expected.device:
-        return False
-    if usable(actual):
-        return expected.numel() < QUICK
-    return expected.numel() <= CPU_ELEMENTS and expected.device.type == "cpu"
+    return kind_of_types(typed(actual), typed(expected), usable(expected), (), None) is not None
 
 
 def measure_groups(groups: Sequence[Sequence[Pair]]) -> list[Found | None]:
@@ -182,16 +220,28 @@ def measure_groups(groups: Sequence[Sequence[Pair]]) -> list[Found | None]:
         sides = [[torch.stack(side) for side in part] for part in zip(*map(stacked, groups), strict=True)]
     sizes = [len(group) for group in groups]
     if usable(pairs[0].expected):
-        rows = [(layout.row, size * math.prod(layout.lead)) for layout, size in zip(layouts, sizes, strict=True)]
+        widths = [(layout.row, size * math.prod(layout.lead)) for layout, size in zip(layouts, sizes, strict=True)]
         with torch.cuda.device(pairs[0].expected.device):
-            sums = on_cuda(sides, np.repeat(*np.array(rows).T), rules)
+            sums = on_cuda(sides, np.repeat(*np.array(widths).T), rules)
     else:
         sums = on_cpu([side[0].reshape(len(pairs), -1) for side in sides], layouts[0].row, rules[0])
-    splits, rows_of_all = by_group(layouts, sizes, sums.rows)
+    rows = list(rows_of(layouts, sizes, sums.rows))
     shapes = [(group[0].expected.shape, len(group)) for group in groups]
-    metrics = metrics_of(sums.found, sums.octaves, shapes, dtypes[0], rules, splits, sums.quantiles)
-    parts = zip(metrics, pairs, rows_of_all, sums.plain.tolist(), strict=True)
-    return [Found(each, pair, *rows) if plain else None for each, pair, rows, plain in parts]
+    columns = Columns(
+        *(sums.found, sums.octaves, shapes, dtypes[0], rules),
+        *(lambda: [each for part in rows for each in part.splits()], sums.quantiles),
+    )
+    places = [(part, i) for part, size in zip(rows, sizes, strict=True) for i in range(size)]
+    parts = enumerate(zip(pairs, places, sums.plain.tolist(), strict=True))
+    return [Found(Metrics.of_columns(columns, i), pair, *own) if plain else None for i, (pair, own, plain) in parts]
+
+
+def rows_on_cuda(pair: Pair) -> Rows:
+    """Measure the element rows of one pair of finite numbers on its device."""
+    layout = layout_of(pair.expected.shape, tuple(pair.axes))
+    with torch.no_grad(), torch.cuda.device(pair.expected.device):
+        sums = sums_of_rows([side[0] for side in stacked([pair])], np.full(math.prod(layout.lead), layout.row))
+    return Rows(layout, sums.reshape(2, 1, *layout.lead))
 
 
 def stacked(group: Sequence[Pair]) -> list[list[torch.Tensor]]:
@@ -206,44 +256,13 @@ def stacked(group: Sequence[Pair]) -> list[list[torch.Tensor]]:
     return [*sides, [masks[id(pair.valid)] for pair in group]]
 
 
-def by_group(
-    layouts: Sequence[Layout], sizes: Sequence[int], sums: Array
-) -> tuple[list[dict[str, tuple[float, ...]]], list[tuple[Rows | None, int]]]:
-    """Return the errors along each axis of each pair, and its rows, from the sums of all element rows [2, rows]."""
-    splits: list[dict[str, tuple[float, ...]]] = []
-    rows: list[tuple[Rows | None, int]] = []
+def rows_of(layouts: Sequence[Layout], sizes: Sequence[int], sums: Array) -> Iterator[Rows]:
+    """Yield the rows of each group of alike pairs from the sums of all element rows [2, rows]."""
     start = 0
     for layout, size in zip(layouts, sizes, strict=True):
         end = start + size * math.prod(layout.lead)
-        part = sums[:, start:end].reshape(2, size, *layout.lead)
+        yield Rows(layout, sums[:, start:end].reshape(2, size, *layout.lead))
         start = end
-        splits += splits_of(layout, part)
-        own = rows_of(layout, part)
-        rows += [(own, i) for i in range(size)]
-    return splits, rows
-
-
-def rows_of(layout: Layout, sums: Array) -> Rows | None:
-    """Return the judged rows of alike pairs, from sums of element rows [2, pairs, *lead]; None for fewer than two."""
-    count = math.prod(layout.lead[dim] for dim in layout.kept)
-    if not layout.kept or count < 2:
-        return None
-    others = tuple(dim + 2 for dim in range(len(layout.lead)) if dim not in layout.kept)
-    width = layout.row * math.prod(layout.lead) // count
-    return Rows(np.sqrt(sums.sum(others)).reshape(2, -1, count), width)
-
-
-def splits_of(layout: Layout, sums: Array) -> list[dict[str, tuple[float, ...]]]:
-    """Return the errors along each axis, by pair, from squared errors and sizes [2, pairs, *lead]."""
-    columns = []
-    for _, dim in layout.splits:
-        errors, sizes = sums.sum(tuple(i + 2 for i in range(len(layout.lead)) if i != dim))
-        with np.errstate(all="ignore"):
-            columns.append(map(tuple, np.where(errors == 0, 0.0, np.sqrt(errors) / np.sqrt(sizes)).tolist()))
-    names = [name for name, _ in layout.splits]
-    if not names:
-        return [{}] * sums.shape[1]
-    return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
 @lru_cache

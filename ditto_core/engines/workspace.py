@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -315,15 +316,14 @@ def size(model: LoadedModel) -> int:
 
 
 def export_versions() -> list[str | int]:
-    """Return what decides an export beside the model."""
-    import onnxscript
+    """Return what decides an export beside the model. Importing onnxscript for its version would take seconds."""
     import torch
     import transformers
 
     from ditto_core.model.export import FORMAT
     from ditto_core.version import __version__
 
-    return [__version__, FORMAT, torch.__version__, transformers.__version__, onnxscript.__version__]
+    return [__version__, FORMAT, torch.__version__, transformers.__version__, metadata.version("onnxscript")]
 
 
 def description(spec: EngineSpec) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -53,12 +52,12 @@ class Recorder:
         wanted = None if wanted is None else tuple(wanted)
         self._root = root
         self._inputs = None if wanted is None else frozenset(map(module_of, filter(is_input, wanted)))
-        self._modules: list[tuple[str, nn.Module, list[str]]] = []
+        self._hooks: list[tuple[nn.Module, Callable[..., Any], Callable[..., Any]]] = []
         self._paths = None if wanted is None else hooked_paths(wanted)
         sites = None if operators else [site for site in wanted or () if is_operator(site)]
         self._operators = None if sites is None else frozenset(map(operator_of, sites))
         self._on_tensor = on_tensor
-        self._calls: Counter[str] = Counter()
+        self._calls: dict[str, int] = {}
         self._stack: list[tuple[str, nn.Module]] = []
 
     @contextmanager
@@ -66,18 +65,23 @@ class Recorder:
         """Record one forward pass of the root module."""
         self._calls.clear()
         self._stack.clear()
-        if not self._modules:
+        if not self._hooks:
             modules = self._root.named_modules()
-            self._modules = [(path, m, parameters_of(m)) for path, m in modules if path and self._hooks(path)]
-        handles = [handle for each in self._modules for handle in self._hook(*each)]
-        token = _recorder.set(self)
+            self._hooks = [self._hook(path, module) for path, module in modules if path and self._hooked(path)]
+        token, key = _recorder.set(self), id(self)
         try:
+            # What register_forward_hook does, without its handles: a step of a decoder would make hundreds of them.
+            for module, before, after in self._hooks:
+                module._forward_pre_hooks[key] = before
+                module._forward_pre_hooks_with_kwargs[key] = True
+                module._forward_hooks[key] = after
             with nullcontext() if self._operators == frozenset() else Operators(self, self._operators):
                 yield
         finally:
             _recorder.reset(token)
-            for handle in handles:
-                handle.remove()
+            for module, *_ in self._hooks:
+                for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks):
+                    hooks.pop(key, None)
 
     def tapped(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Take a tensor that :func:`tap` names, as a port of the module that is running; return what goes on."""
@@ -95,24 +99,23 @@ class Recorder:
         frame = running_frame()
         if frame is None:
             return result
-        name = f"{path}.{frame.f_code.co_name}:{frame.f_lineno} {operator}".removeprefix(".")
-        call = self._calls[name]
-        self._calls[name] += 1
-        site = f"{name}@{call}" if call else name
+        site = self._numbered(f"{path}.{frame.f_code.co_name}:{frame.f_lineno} {operator}".removeprefix("."))
         return self._visit(result, site, site, "out", module)
 
-    def _hooks(self, path: str) -> bool:
+    def _hooked(self, path: str) -> bool:
         return self._paths is None or path in self._paths
 
-    def _hook(self, path: str, module: nn.Module, parameters: list[str]) -> list[Any]:
+    def _hook(self, path: str, module: nn.Module) -> tuple[nn.Module, Callable[..., Any], Callable[..., Any]]:
+        """Return a module and what is called before and after its forward."""
         read = self._inputs is None or path in self._inputs
+        parameters = parameters_of(module) if read else []
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            named = dict(zip(parameters, args, strict=False)) | kwargs
-            site = self._site(path, named)
+            site = self._site(path, args, kwargs)
             self._stack.append((site, module))
             if not read:
                 return None
+            named = dict(zip(parameters, args, strict=False)) | kwargs
             changed = self._visit(named, site, f"{site}:in", "in", module)
             if changed is named:
                 return None
@@ -124,17 +127,21 @@ class Recorder:
             changed = self._visit(output, site, site, "out", module)
             return None if changed is output else changed
 
-        return [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after),
-        ]
+        return module, before, after
 
-    def _site(self, path: str, named: Mapping[str, Any]) -> str:
+    def _site(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Name a call. The order of calls is no name where the code walks a set: a text argument tells them apart."""
-        word = next((value for value in named.values() if isinstance(value, str)), "")
-        name = f"{path}@{word}" if word else path
-        call = self._calls[name]
-        self._calls[name] += 1
+        name = path
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, str):
+                name = f"{path}@{value}" if value else path
+                break
+        return self._numbered(name)
+
+    def _numbered(self, name: str) -> str:
+        """Add the number of the call in this step, but to the first."""
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
         return f"{name}@{call}" if call else name
 
     def _visit(self, value: Any, site: str, first: str, direction: str, module: nn.Module) -> Any:
@@ -142,8 +149,14 @@ class Recorder:
         if isinstance(value, torch.Tensor):
             other = self._on_tensor(first, value, module)
             return value if other is None else other
-        names = {key: f"{site}:{direction}.{key}" if i else first for i, (key, _) in enumerate(tensors_in(value))}
-        return map_tensors(value, lambda key, tensor: self._on_tensor(names[key], tensor, module))
+        handed: set[str] = set()
+
+        def hand(key: str, tensor: torch.Tensor) -> torch.Tensor | None:
+            name = f"{site}:{direction}.{key}" if handed else first
+            handed.add(key)
+            return self._on_tensor(name, tensor, module)
+
+        return map_tensors(value, hand)
 
 
 # fmt: off

@@ -85,7 +85,7 @@ class Choices:
 
         A router's own scores depend on earlier ones only, as it is asked before they are looked at.
         """
-        out = self._of(tap, tensor)
+        out = self._of(tap, tensor) if self._reason or self.known else None
         if out is None:
             return valid
         return ~out if valid is None else valid & ~out

@@ -9,6 +9,7 @@ import torch
 
 from ditto_core.compare.judging import UNTAPPED, output_names
 from ditto_core.compare.masks import is_mask
+from ditto_core.compare.packed import gains
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.model.forward import DECODED
 from ditto_core.sites import Tap, is_operator
@@ -90,7 +91,8 @@ class Comparer:
         noisy = self._noisy.pop(site, [])
         if tap.value in self.outputs:
             self._held[tap.value] = tap, actual, tensor
-        self.compare(order, tap, actual, tensor, noisy, borrowed=True)
+        # A copy of what is not measured at once: the model may overwrite it.
+        self.compare(order, tap, actual, tensor.clone() if gains(actual, tensor) else tensor, noisy)
 
     def finish(self, theirs: Mapping[str, torch.Tensor], *, recorded: bool = False) -> None:
         """Compare the final outputs with the reference's, each under its own name, and note what only one side had.
@@ -162,9 +164,12 @@ class Comparer:
         tap, actual, tapped = self._held.pop(name)
         if not same_tensor(actual, self.outputs[name]) or not same_tensor(tapped, expected):
             return False
-        for i, result in enumerate(self._found.results):
-            if (result.step, result.site) == (self.step, tap.site):
-                self._found.results[i] = replace(result, final=True)
+        results = self._found.results
+        for i in range(len(results) - 1, -1, -1):
+            if results[i].step != self.step:
+                break
+            if results[i].site == tap.site:
+                results[i] = replace(results[i], final=True)
                 known = self._found.floor.get(tap.site, {}).get(self.step)
                 if known is not None:
                     self._found.floor.setdefault(name, {})[self.step] = known
@@ -190,12 +195,10 @@ class Comparer:
         noisy: Sequence[torch.Tensor] = (),
         *,
         final: bool = False,
-        borrowed: bool = False,
     ) -> None:
         """Measure one tensor, at the latest with :meth:`flush`. Two shapes make the site missing.
 
-        ``noisy`` are the reference's in the engine's dtype, ``final``: an output of the model; ``borrowed``: the
-        reference may overwrite ``expected``.
+        ``noisy`` are the reference's in the engine's dtype, ``final``: an output of the model.
         """
         valid, tied = self._without_choices(tap, expected, self._valid(tap.axes))
         if tap.value == "logits" and actual.shape != expected.shape:
@@ -205,7 +208,7 @@ class Comparer:
             names = (*names, tap.value)
         first = self._repeated.pop(tap.site, None) if noisy else None
         pair = StepPair(order, tap, actual, expected, noisy, first, valid, names, final, tied)
-        self._measuring.add(pair, borrowed=borrowed)
+        self._measuring.add(pair)
         if tap.choice and self._choices is not None:
             self._measuring.flush()  # what is judged behind a choice depends on it
             floor = self._measuring.floor(tap)

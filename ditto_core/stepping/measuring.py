@@ -64,12 +64,12 @@ class Measuring:
         self._waiting: list[StepPair | SiteResult | None] = []
         self._held = 0
 
-    def add(self, pair: StepPair, *, borrowed: bool = False) -> None:
-        """Take a pair. Of one that waits a ``borrowed`` reference is copied, for its model may overwrite it."""
+    def add(self, pair: StepPair) -> None:
+        """Take a pair, to be measured with others where that is cheaper."""
         if not gains(pair.actual, pair.expected):
             self._waiting += self._results([pair])
             return
-        self._waiting.append(pair._replace(expected=pair.expected.clone()) if borrowed else pair)
+        self._waiting.append(pair)
         self._held += pair.expected.numel()
         if self._held > HELD:
             self.flush()
@@ -100,7 +100,7 @@ class Measuring:
 
     def _with_bounds(self, pair: StepPair, asked: Pair) -> Pair:
         """Add the tolerances of the elements: a rule's, none of integers, the usual ones."""
-        rtol, atol = self._tolerance.elementwise(pair.names, self._step)
+        rtol, atol = self._tolerance.elementwise(pair.names, self._step) if self._tolerance.rules else (None, None)
         usual = self._usual
         if self._own_dtype(pair, asked) in INTEGERS:
             usual = Elementwise(0.0, 0.0, usual.equal_nan)
@@ -118,7 +118,8 @@ class Measuring:
                 return None
             seen.append((each, measured))
         own, metrics = self._as_masks(pair, *seen[0])
-        if rules := self._tolerance.requests((*pair.names, pair.tap.value), self._step):
+        names = (*pair.names, pair.tap.value)
+        if self._tolerance.rules and (rules := self._tolerance.requests(names, self._step)):
             requested = measure_requested(rules, metrics.metrics, own.actual, own.expected, pair.valid)
             metrics.metrics = replace(metrics.metrics, requested=requested)
         if pair.noisy:

@@ -57,7 +57,7 @@ class Live:
         self._pair = Pair(workspace, spec, PairOptions(observer=side == "untapped", **options))
         self._prompts, self._steps, self._first, self._side = prompts, steps, first, side
         sessions = self._pair.sessions
-        kept = {name: getattr(sessions, name) for name in ("engine", "untapped", "reference", "low_precision")}
+        kept = {name: getattr(sessions, name) for name in ("engine", "untapped", "reference")}  # floors are kept anyway
         self._kept = {name: session and Remembered(session) for name, session in kept.items()}
         if quantized:
             self._kept["engine"].info = replace(sessions.engine.info, quantized=True)

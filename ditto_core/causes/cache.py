@@ -9,6 +9,7 @@ from ditto_core.causes.generic import NARROWER
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.linear import slope
 from ditto_core.compare.blame import Cause
+from ditto_core.compare.tolerance import EPSILON
 
 MOST_CODES = 256
 
@@ -134,7 +135,7 @@ def quantized(evidence: Evidence) -> Cause | None:
     start = evidence.past_length
     parts.append(("new", evidence.actual[:, :, start:], evidence.expected[:, :, start:]))
     for name, seen, wanted in parts:
-        grid = step_of(seen)
+        grid = step_of(seen, EPSILON.get(evidence.dtype, EPSILON["float32"]))
         if grid is None or float((seen - wanted).norm()) < 1e-5 * float(wanted.norm()):
             continue
         peak = float(wanted.abs().max())
@@ -154,17 +155,18 @@ def quantized(evidence: Evidence) -> Cause | None:
     return None
 
 
-def step_of(tensor: torch.Tensor) -> float | None:
-    """Return the grid that all values lie on, or None when there is no coarse one."""
+def step_of(tensor: torch.Tensor, epsilon: float = EPSILON["float32"]) -> float | None:
+    """Return the coarsest grid of at most :data:`MOST_CODES` steps that all values lie on, but for the rounding of a
+    format with this ``epsilon``; None where there is none. A few values need not be neighbours on it.
+    """
     values = torch.unique(tensor.abs())
     values = values[values > 0]
     if len(values) < 2 or len(values) > MOST_CODES:
         return None
-    grid = float(torch.cat([values[:1], values.diff()]).min())
-    if not grid or float(values[-1]) > MOST_CODES * grid:
-        return None  # values of a float format are multiples of its smallest one too
-    ratio = values / grid
-    return grid if float((ratio - ratio.round()).abs().max()) < 1e-2 else None
+    peak, most = values[-1], torch.arange(1, MOST_CODES + 1, dtype=values.dtype)
+    ratio = values * most[:, None] / peak  # a row for each code that the largest value may have
+    fits = ((ratio - ratio.round().clamp(min=1)).abs() <= 2 * epsilon * ratio).all(1)
+    return float(peak / most[fits][0]) if bool(fits.any()) else None
 
 
 def new_stale(evidence: Evidence) -> Cause | None:

@@ -10,7 +10,7 @@ from statistics import median
 from ditto_core.compare.bounds import LOGITS_METRICS
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import INTEGERS, NONFINITE, QUANTIZED, Tolerance, quantized_bounds
+from ditto_core.compare.tolerance import CEILING, INTEGERS, LUCK, NONFINITE, QUANTIZED, Tolerance, quantized_bounds
 from ditto_core.compare.verdict import INCONCLUSIVE, WITHIN, Verdict, decide
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
@@ -23,9 +23,17 @@ UNTAPPED = ":untapped"
 
 
 def judge(
-    results: Sequence[SiteResult], tolerance: Tolerance, taps: Iterable[Tap], engine: SessionInfo
+    results: Sequence[SiteResult],
+    tolerance: Tolerance,
+    taps: Iterable[Tap],
+    engine: SessionInfo,
+    *,
+    one_engine: bool = False,
 ) -> tuple[SiteResult, ...]:
-    """Give every measurement its verdict, then mark those that heal downstream."""
+    """Give every measurement its verdict, then mark those that heal downstream.
+
+    ``one_engine``: both sides are the same engine, so a tensor that differs is not a wrong one, however much it does.
+    """
     taps = tuple(taps)
     names = {tap.site: (tap.site, *tap.aliases) for tap in taps}
     outputs = {tap.site: tap.value for tap in taps}
@@ -52,7 +60,7 @@ def judge(
         )
 
     judged = [replace(r, verdict=verdict(r)) for r in results]
-    return tuple(mark_healed(judged, names))
+    return tuple(mark_healed(judged, names, one_engine=one_engine))
 
 
 def judge_logits(
@@ -148,10 +156,13 @@ def usual_floors(results: Iterable[SiteResult]) -> Mapping[tuple[str, bool], flo
     return {key: median(values) for key, values in samples.items()}
 
 
-def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ...]]) -> Iterator[SiteResult]:
+def mark_healed(
+    results: Iterable[SiteResult], names: Mapping[str, tuple[str, ...]], *, one_engine: bool = False
+) -> Iterator[SiteResult]:
     """Mark a diverged site as healed when an enclosing module's output, computed later in the same step, is within.
 
-    An output that a kernel property explains is off too, so it heals nothing.
+    An output that a kernel property explains is off too, so it heals nothing. Only what may be rounding heals: a tensor
+    that is another one altogether is wrong, though these inputs may not let it matter (a softmax over one key).
     ``model.layers.0.self_attn:q_rope`` heals when ``model.layers.0.self_attn`` or ``model.layers.0`` passes.
     """
     results = list(results)
@@ -163,7 +174,14 @@ def mark_healed(results: Iterable[SiteResult], names: Mapping[str, tuple[str, ..
         later = (known.get((result.step, path)) for path in enclosing(result.site))
         fine = any(o and o.order > result.order and o.verdict.status == WITHIN for o in later)
         healed = not result.verdict.ok and fine and not result.final and result.verdict.metric != NONFINITE
-        yield replace(result, healed=healed)
+        yield replace(result, healed=healed and (one_engine or may_be_rounding(result)))
+
+
+def may_be_rounding(result: SiteResult) -> bool:
+    """Tell whether an error is near its bound, and the tensor and its worst row are still more right than wrong."""
+    verdict = result.verdict
+    error = verdict.value if verdict.metric == "row_rel_l2" else result.metrics.rel_l2
+    return verdict.margin <= LUCK and error < CEILING
 
 
 def enclosing(site: str) -> Iterator[str]:

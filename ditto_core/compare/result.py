@@ -20,9 +20,10 @@ class SiteResult:
     """One tensor of one step: how far the engine's is from the reference's, and what that means.
 
     ``floor`` is the reference's own error there in the engine's dtype. ``order`` is topological. ``healed``: the
-    error exceeds its bound but is gone at the end of an enclosing module. ``final``: the tensor is an output of the
-    model, so nothing that comes after can heal it, and a run that cannot judge it fails. ``dtype``: that of the tensor
-    where its own bounds hold (integers; dumps of engines whose dtype is not known), else empty: the engine's hold.
+    error exceeds its bound, as rounding may, but is gone at the end of an enclosing module. ``final``: the tensor is an
+    output of the model, so nothing that comes after can heal it, and a run that cannot judge it fails. ``dtype``: that
+    of the tensor where its own bounds hold (integers; dumps of engines whose dtype is not known), else empty: the
+    engine's hold.
     ``row``: the row [batch, position] that is furthest beyond its own floor. ``element``: the largest |d| of an element
     of the reference in the engine's dtype, None where no floor was measured. ``conditioning``: sum |terms| / |sum| of
     the linear layer that computes the tensor, None where that was not measured. ``tied``: why nothing of the tensor was

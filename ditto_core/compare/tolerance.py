@@ -28,6 +28,10 @@ CEILING = 0.5
 Healthy floors are far below ``CEILING / FACTOR``; docs/tolerances.md has the measurement.
 """
 
+LUCK = 16.0
+"""Margin beyond which no floor is too small by chance: the spread of a floor's samples. So large an error is no
+rounding, and it recovers nowhere."""
+
 FEW = 32
 """Below this many elements the factor is widened."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.tolerance import LUCK, Tolerance
 from ditto_core.engines.workspace import torch_threads
 from ditto_core.errors import first_line
 from ditto_core.session import LacksTaps
@@ -38,9 +38,6 @@ CHEAP = 5.0
 SAMPLES = 6
 """Samples of the noise floor of which the largest counts where one is exceeded. Where a single number decides a norm,
 16 % of healthy results are beyond four times one sample of the same error, and 0.06 % beyond that of six."""
-
-LUCK = 16.0
-"""Margin beyond which it is not by luck: the spread of a floor's samples."""
 
 HELD = 4 << 30
 """Bytes of tensors that may be held for a step's samples."""

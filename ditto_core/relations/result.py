@@ -147,7 +147,9 @@ def relate(
     names = {tap.site: (tap.site, *tap.aliases, tap.value) for tap in taps}
     requests = {site: tolerance.requests(names.get(site, (site,)), 0) for site in expected.captured.values}
     results, missing, bits = measured(actual.captured, expected.captured, floor or {}, requests)
-    judged = tuple(map(bitwise(bits), results)) if exact else judge(results, tolerance, taps, actual.info)
+    judged = (
+        tuple(map(bitwise(bits), results)) if exact else judge(results, tolerance, taps, actual.info, one_engine=True)
+    )
     left_out = actual.captured.left_out
     notes = tuple(f"left out {site}: {reason}" for site, reason in left_out.items())
     name_of_logits = next((tap.site for tap in taps if tap.value == "logits"), "logits")

@@ -57,7 +57,7 @@ class Live:
         self._pair = Pair(workspace, spec, PairOptions(observer=side == "untapped", **options))
         self._prompts, self._steps, self._first, self._side = prompts, steps, first, side
         sessions = self._pair.sessions
-        kept = {name: getattr(sessions, name) for name in ("engine", "untapped", "reference", "low_precision")}
+        kept = {name: getattr(sessions, name) for name in ("engine", "untapped", "reference")}  # floors are kept anyway
         self._kept = {name: session and Remembered(session) for name, session in kept.items()}
         if quantized:
             self._kept["engine"].info = replace(sessions.engine.info, quantized=True)
@@ -203,11 +203,17 @@ def live(*args: Any, **options: Any) -> Callable[[Workspace, Path], Judge]:
 
 
 TAPPED = [LAYER]
+UNSEEN = [f"{LAYER}.self_attn.q_proj", f"{LAYER}.self_attn:k_rope"]
+"""A softmax over one key is 1 whatever these are."""
+
 PATHS: dict[str, Way] = {
     "prefill": Way(live(llama, "float32", TAPPED, prompts=PROMPT)),
     "prefill in float16": Way(live(llama, "float16", TAPPED, prompts=PROMPT)),
     "decode": Way(live(llama, "float16", TAPPED, prompts=PROMPT, steps=3, first=1)),
     "padded batch": Way(live(llama, "float32", TAPPED, prompts=PROMPTS, steps=2)),
+    "queries and keys of one token": Way(
+        live(llama, "float32", [*UNSEEN, LAYER], prompts=[5]), tuple((site,) for site in UNSEEN)
+    ),
     "encoder": Way(live(bert, "float32", ["encoder.layer.0"]), (("encoder.layer.0",), ("last_hidden_state",))),
     "convolutions": Way(live(conv_net, "float32", ["0"]), (("0",), ("output",))),
     "several outputs": Way(live(two_outputs, "float32", ["a"]), (("hidden",), ("pooler",), ("hidden", "pooler"))),

@@ -18,8 +18,10 @@ WIDE = torch.linspace(0.004, 1.0, 128, dtype=torch.float64).reshape(1, 64, 2)
         ([0.0, 0.5, 1.0, -2.0], 0.5),
         ([1.0, 2.0, 256.0], 1.0),
         ([1.0, 2.0, 257.0], None),  # beyond 256 codes
-        ([1.0, 2.0, 3.009], 1.0),
-        ([1.0, 2.0, 3.011], None),  # off the grid
+        ([1.0, 2.0 * (1 + 2e-7), 3.0], 1.0),
+        ([1.0, 2.0 * (1 + 3e-7), 3.0], None),  # off the grid by more than float32 rounds
+        ([3.0, 7.0, 127.0], 1.0),  # no two are neighbours
+        ([1e-9, 127.0], None),
         ([0.0, 7.0, -7.0], None),  # one size alone shows no grid
         ([0.0, 0.0], None),
     ],
@@ -31,6 +33,12 @@ def test_a_grid_is_the_step_of_which_all_values_are_multiples(values, grid):
 @pytest.mark.parametrize(("count", "grid"), [(256, 1.0), (257, None)])
 def test_a_grid_has_at_most_256_codes(count, grid):
     assert step_of(torch.arange(1, count + 1, dtype=torch.float64)) == grid
+
+
+def test_half_precision_rounds_what_lies_on_the_grid():
+    seen = (torch.tensor([3.0, 50.0, 101.0, 127.0]) * 0.0123).half().double()
+    assert step_of(seen) is None
+    assert step_of(seen, 2.0**-10) == pytest.approx(0.0123, rel=1e-3)
 
 
 def rounded(past, grid):
@@ -52,6 +60,16 @@ def test_a_scale_twice_as_coarse_as_a_fitting_one_is_wrong(steps, kind, advice):
     assert f"cached values are multiples of {steps / 127:.4g}" in found.evidence[0]
     assert f"uses {round(127 / steps) + 1} of 256 codes" in found.evidence[0]
     assert "largest value 1; int8 with a fitting scale would use steps of 0.0079" in found.evidence[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_few_keys_with_the_scale_of_their_own_peak_are_named(dtype):
+    """24 numbers, hardly two of which are neighbours on the grid of 127 steps."""
+    kind = getattr(torch, dtype)
+    past = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(1)).to(kind)
+    seen = rounded(past.float(), float(past.abs().max()) / 127).to(kind)
+    found = cache(replace(step(past.double(), seen.double()), dtype=dtype))
+    assert (found.kind, found.rule) == ("quantized KV cache", "cache.quantized")
 
 
 def test_values_on_a_grid_that_are_not_the_rounded_ones_are_not_called_quantized():

@@ -52,7 +52,7 @@ def test_iteration_is_worst_margin_first():
 
 
 def test_an_error_that_is_gone_at_the_end_of_an_enclosing_module_has_healed():
-    run = compared({(0, ROPE): 1.0, (1, ROPE): 1.0, (1, BLOCK): 1.0, (1, "model.layers.0.self_attn"): 1.0})
+    run = compared({(0, ROPE): 0.05, (1, ROPE): 0.05, (1, BLOCK): 1.0, (1, "model.layers.0.self_attn"): 1.0})
     assert [(r.step, r.site) for r in run.healed] == [(0, ROPE)]
     assert run.first_bad.step == 1
     assert run.first_bad.site == ROPE
@@ -68,7 +68,7 @@ def test_an_error_does_not_heal_by_an_output_that_is_off_for_a_reason():
 
 
 def test_an_error_does_not_heal_by_what_was_computed_before_it():
-    run = compared({(0, DOWN): 1.0})
+    run = compared({(0, DOWN): 0.05})
     assert [r.site for r in run.healed] == [DOWN]
     last = max(r.order for r in run.results) + 1
     moved = replace(run, results=tuple(replace(r, order=last) if r.site == DOWN else r for r in run.results))
@@ -125,7 +125,7 @@ def test_a_part_by_step_alone_holds_the_ports_too():
 
 
 def test_rows_are_flat_and_in_the_order_of_computation():
-    rows = compared({(1, DOWN): 1.0}).rows()
+    rows = compared({(1, DOWN): 0.05}).rows()
     assert [(row["step"], row["site"]) for row in rows] == [(step, site) for step in (0, 1) for site in SITES]
     assert (rows[9]["status"], rows[9]["healed"]) == ("diverged", True)
     assert all(isinstance(v, int | float | str | bool | None) for row in rows for v in row.values())

@@ -9,6 +9,7 @@ import torch
 from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
+from ditto_core.compare.row import RowError
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, UNJUDGED, WITHIN, decide
@@ -99,17 +100,40 @@ def test_a_reason_names_the_first_site_in_topological_order():
 )
 def test_a_site_heals_where_an_enclosing_module_is_within_later(order, error, floor, heals):
     """Not where it was computed before or with it, has diverged too, or could not be judged."""
-    found = judged(result("a.b:port", order=1, error=0.1), result("a", order=order, error=error, floor=floor))
+    found = judged(result("a.b:port", order=1, error=0.05), result("a", order=order, error=error, floor=floor))
     assert found[0].healed is heals
 
 
 def test_neither_a_final_output_nor_what_must_be_finite_heals():
     outer = result("a", order=2)
-    final, _ = judged(result("a.b", order=1, error=0.1, final=True), outer)
+    final, _ = judged(result("a.b", order=1, error=0.05, final=True), outer)
     assert not final.healed
     broken = replace(result("a.b", order=1), metrics=measure(torch.tensor([math.nan]), torch.tensor([math.nan])))
     nan, _ = judged(broken, outer, tolerance=Tolerance(finite=True))
     assert (nan.verdict.status, nan.healed) == (DIVERGED, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "floor", "heals"),
+    [(0.063, 1e-3, True), (0.065, 1e-3, False), (0.49, 0.01, True), (0.51, 0.01, False)],
+)
+def test_what_is_too_far_off_for_rounding_heals_nowhere(error, floor, heals):
+    """16 times its bound of 4 floors, and a rel-L2 of one half: these inputs may hide what is another tensor."""
+    found = judged(result("a.b:port", order=1, error=error, floor=floor), result("a", order=2))
+    assert found[0].healed is heals
+
+
+def test_a_row_that_is_another_one_heals_nowhere():
+    """The tensor is within, one row of 300 is off by 0.3 or 0.6, and its bound is 0.065."""
+    near, far = (RowError((0, 3), error, 1e-2, 300, 64) for error in (0.3, 0.6))
+    found = [judged(result("a.b", order=1, error=1e-3, row=row), result("a", order=2))[0] for row in (near, far)]
+    assert [(r.verdict.metric, r.healed) for r in found] == [("row_rel_l2", True), ("row_rel_l2", False)]
+
+
+def test_of_two_runs_of_one_engine_whatever_is_gone_later_heals():
+    """Positions that start elsewhere turn queries and keys together, and no output changes."""
+    turned = [result("a.b:port", order=1, error=1.0), result("a", order=2)]
+    assert judge(turned, Tolerance(), (), ENGINE, one_engine=True)[0].healed
 
 
 def bounded(site, bound, *, final=False):

@@ -20,7 +20,7 @@ from ditto_core.compare.text import (
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
 DOWN, BLOCK, ROPE, HEAD = "model.layers.0.mlp.down_proj", "model.layers.0", SITES[0], "lm_head"
-INHERITED = {(0, DOWN): 0.4, (0, BLOCK): 0.04, (0, HEAD): 0.02, (0, SITES[1]): 2e-3, (1, ROPE): 1.0}
+INHERITED = {(0, DOWN): 0.4, (0, BLOCK): 0.04, (0, HEAD): 0.02, (0, SITES[1]): 2e-3, (1, ROPE): 0.05}
 
 
 def lines(run: Comparison) -> list[str]:
@@ -82,8 +82,8 @@ def test_the_table_is_worst_first_and_says_what_it_leaves_out():
     assert text[1].startswith("rel_l2 by depth at step 0, 2e-03 to 4e-01:")
     assert text[2].split("  ")[0] == "margin"
     assert [re.split(r"  +", line)[:4] for line in text[3:7]] == [
-        ["250 recovered", "0 of 2", "1", ROPE],
         ["100 !", "1 of 2", "0", DOWN],
+        ["12.5 recovered", "0 of 2", "1", ROPE],
         ["10 !", "1 of 2", "0", BLOCK],
         ["5 !", "1 of 2", "0", HEAD],
     ]

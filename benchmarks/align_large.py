@@ -1,8 +1,9 @@
-"""What aligning a large engine file costs in memory: random Llamas of one width and several depths, float32.
+"""What aligning a large engine file costs in memory: random Llamas of one width and several depths.
 
-python benchmarks/align_large.py FOLDER LAYERS  makes the checkpoint and our export of it below FOLDER once, each in a
-process of its own, and writes seconds and memory to stdout. *anonymous* is memory that the process has for itself;
-*resident* counts the pages of the checkpoint's file, too, which the system drops when it needs them.
+python benchmarks/align_large.py FOLDER LAYERS [DTYPE]  makes the checkpoint, in float32 or DTYPE, and our float32
+export of it below FOLDER once, each in a process of its own, and writes seconds and memory to stdout. *anonymous* is
+memory that the process has for itself; *resident* counts the pages of the checkpoint's file, too, which the system
+drops when it needs them.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ import torch
 from ditto_core.align.alignment import summary
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.making import align
-from ditto_core.model.loading import load_model
+from ditto_core.model.loading import load_lean
 from ditto_core.spec import ModelSource
 
 SIZES = {"vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "max_position_embeddings": 256}
 HEADS = {"num_attention_heads": 32, "num_key_value_heads": 4}
 
 
-def checkpoint(folder: Path, layers: int) -> None:
+def checkpoint(folder: Path, layers: int, dtype: str) -> None:
     """Save a random model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, num_hidden_layers=layers)).save_pretrained(folder)
+    config = LlamaConfig(**SIZES, **HEADS, num_hidden_layers=layers)
+    LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
 def exported(source: Path, folder: Path) -> None:
@@ -38,7 +40,7 @@ def exported(source: Path, folder: Path) -> None:
     from ditto_core.model.export import export
 
     folder.mkdir(parents=True, exist_ok=True)
-    export(load_model(ModelSource.of(str(source))), folder)
+    export(load_lean(ModelSource.of(str(source))), folder)
 
 
 class Memory(threading.Thread):
@@ -58,12 +60,12 @@ class Memory(threading.Thread):
             time.sleep(0.1)
 
 
-def main(folder: Path, layers: int) -> None:
+def main(folder: Path, layers: int, dtype: str = "float32") -> None:
     """Align one depth."""
-    source, target = folder / f"llama-{layers}", folder / f"onnx-{layers}"
+    source, target = folder / f"llama-{layers}-{dtype}", folder / f"onnx-{layers}-{dtype}"
     spawn = multiprocessing.get_context("spawn")
     for path, make, arguments in (
-        (source / "config.json", checkpoint, (source, layers)),
+        (source / "config.json", checkpoint, (source, layers, dtype)),
         (target / "model.onnx", exported, (source, target)),
     ):
         if not path.exists():
@@ -73,16 +75,16 @@ def main(folder: Path, layers: int) -> None:
     memory = Memory()
     memory.start()
     start = time.perf_counter()
-    found = align(load_model(ModelSource.of(str(source))), OnnxFile(target / "model.onnx"))
+    found = align(load_lean(ModelSource.of(str(source))), OnnxFile(target / "model.onnx"))
     seconds = time.perf_counter() - start
     print(summary(found, f"llama of {layers} layers"))
     weights = sum(path.stat().st_size for path in source.glob("*.safetensors")) / 1e9
     peaks = memory.peaks
     print(
-        f"| {layers} | {weights:.2f} | {peaks['RssAnon']:.2f} | {peaks['VmRSS']:.2f} | {seconds:.0f} |",
+        f"| {layers} | {dtype} | {weights:.2f} | {peaks['RssAnon']:.2f} | {peaks['VmRSS']:.2f} | {seconds:.0f} |",
         flush=True,
     )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -161,8 +161,8 @@ def table(results: list[dict[str, Any]]) -> str:
         "",
         f"Written by `python benchmarks/zoo.py --table docs/zoo.md` ({made_with}).",
         "Each row is a random model: tiny, or resnet50 and whisper_tiny in their real sizes (transformers' ResNet-50;",
-        "that of torchvision was not run). It is built into an ONNX Runtime engine with every module's output tapped,",
-        "run beside eager in the next higher precision: four steps of a batch, or one forward pass.",
+        "torchvision's, and a step of diffusers' UNet, are tests). It is an ONNX Runtime engine with every module's",
+        "output tapped, beside eager in the next higher precision: four steps of a batch, or one forward pass.",
         "",
         f"{len(passed)} of the {len(families)} families that were run pass in float32 "
         f"({len(passed) / max(1, len(families)):.0%}); {len(failed)} of {len(results)} runs of healthy engines fail.",

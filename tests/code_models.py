@@ -1,4 +1,4 @@
-"""Models whose own code computes between and behind their modules: a detector, and a step of a diffusion U-Net."""
+"""Models whose own code computes between and behind their modules: a detector, and a step of diffusion."""
 
 import torch
 from torch import nn
@@ -85,43 +85,34 @@ def yolo() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return lively(Yolo()), {"image": torch.rand(2, 3, 32, 32)}
 
 
-class Resnet(nn.Module):
-    """A block of the stand-in below: two norms and convolutions, the time added between them."""
+class Denoising(nn.Module):
+    """A step of DDIM, twenty of its scheduler's steps wide, by the noise that diffusers' UNet finds beside a text."""
 
-    def __init__(self, inner: int, outer: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = nn.GroupNorm(4, inner), nn.Conv2d(inner, outer, 3, padding=1)
-        self.time = nn.Linear(32, outer)
-        self.norm2, self.conv2 = nn.GroupNorm(4, outer), nn.Conv2d(outer, outer, 3, padding=1)
-        self.shortcut = nn.Conv2d(inner, outer, 1)
-
-    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        hidden = self.conv1(F.silu(self.norm1(x)))
-        hidden = hidden + self.time(F.silu(time))[:, :, None, None]
-        return self.shortcut(x) + self.conv2(F.silu(self.norm2(hidden)))
-
-
-class StandInUNet(nn.Module):
-    """In the place of diffusers' UNet2DModel, with what a step of it needs: time embedding, GroupNorm, skips."""
+    wide = 20
 
     def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 32))
-        self.entry = nn.Conv2d(3, 16, 3, padding=1)
-        self.down, self.middle, self.up = Resnet(16, 16), Resnet(16, 16), Resnet(32, 16)
-        self.exit = nn.Sequential(nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 3, 3, padding=1))
+        from diffusers import DDIMScheduler, UNet2DConditionModel
 
-    def forward(self, sample: torch.Tensor, timestep: torch.Tensor) -> dict[str, torch.Tensor]:
-        rates = torch.exp(torch.arange(8) * -1.0)
-        angles = timestep[:, None].float() * rates
-        time = self.embed(torch.cat([angles.sin(), angles.cos()], -1))
-        skip = self.down(self.entry(sample), time)
-        hidden = self.middle(F.avg_pool2d(skip, 2), time)
-        hidden = F.interpolate(hidden, scale_factor=2.0, mode="nearest")
-        noise = self.exit(self.up(torch.cat([hidden, skip], 1), time))
-        return {"sample": sample - 0.1 * noise}
+        super().__init__()
+        self.unet = UNet2DConditionModel(
+            block_out_channels=(8, 16),
+            norm_num_groups=4,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            layers_per_block=1,
+            cross_attention_dim=16,
+            attention_head_dim=4,
+        )
+        self.register_buffer("signal", DDIMScheduler().alphas_cumprod)
+
+    def forward(self, sample: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor) -> dict[str, torch.Tensor]:
+        noise = self.unet(sample, timestep, encoder_hidden_states=text).sample
+        now, then = (self.signal[t][:, None, None, None] for t in (timestep, timestep - self.wide))
+        clean = (sample - (1 - now).sqrt() * noise) / now.sqrt()
+        return {"sample": then.sqrt() * clean + (1 - then).sqrt() * noise}
 
 
 def unet() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    return lively(StandInUNet()), {"sample": torch.randn(2, 3, 16, 16), "timestep": torch.tensor([3, 40])}
+    examples = {"sample": torch.randn(2, 4, 8, 8), "timestep": torch.tensor([30, 400]), "text": torch.randn(2, 5, 16)}
+    return lively(Denoising()), examples

@@ -15,7 +15,7 @@ from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.given_file import check_options
 from ditto_core.backends.onnxruntime import LEVELS, load_library
 from ditto_core.errors import SelectorError, UsageError, nearest
-from ditto_core.model.loading import LoadedModel, load_model
+from ditto_core.model.loading import LoadedModel, load_lean
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
@@ -102,7 +102,7 @@ def alignment_of(spec: EngineSpec, file: OnnxFile) -> Alignment:
         values = [output for node in file.model.graph.node for output in node.output]
         return Alignment.load(Path(given)).reused(file.digest, values)
     inputs: Mapping[str, str] = spec.option("inputs") or {}
-    return align(load_model(spec.model, implementation=spec.attention), file, inputs)
+    return align(load_lean(spec.model, spec.attention), file, inputs)
 
 
 def reason(tap: Tap, found: Alignment) -> str:

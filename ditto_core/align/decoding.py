@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ditto_core.align import running
+from ditto_core.align import eager, running
 from ditto_core.align.aligning import final_places
 from ditto_core.align.alignment import Place
 from ditto_core.align.binding import Binding, Slot, computed_from
@@ -74,7 +74,7 @@ def prompts(study: Study) -> Sequence[Mapping[str, torch.Tensor]]:
 
 def reference(study: Study, steps: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
     """Return the model's outputs in each step."""
-    forward = Forward(study.model.module, decoder=True)
+    forward = Forward(eager.in_float32(study.model).module, decoder=True)
     forward.start()
     with torch.no_grad():
         return [dict(forward(inputs)) for inputs in steps]

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ditto_core.align.values import Value
 from ditto_core.errors import RunError
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
+from ditto_core.model.placing import placed
 from ditto_core.model.recorder import Recorder
 from ditto_core.model.states import items
 
@@ -95,6 +96,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 before = tensor - bias
             self.add(before, WITHOUT_BIAS, "", self.results[key].parents)
+
+
+def in_float32(model: LoadedModel) -> LoadedModel:
+    """Return a model that computes in float32; of weights in half precision a block has its own while it runs."""
+    return replace(model, module=placed(model.module, torch.float32, streams=True))
 
 
 def record(model: LoadedModel, probe: Probe, store: Store) -> Run:
@@ -194,5 +200,5 @@ def capture(model: LoadedModel, probes: Sequence[Probe]) -> tuple[list[Value], d
 
     The sites are those of :class:`~ditto_core.model.recorder.Recorder`. Raises :class:`RunError` when the model fails.
     """
-    store = Store()
-    return together([record(model, probe, store) for probe in probes])
+    store, running = Store(), in_float32(model)
+    return together([record(running, probe, store) for probe in probes])

@@ -129,7 +129,7 @@ def folded_norms(root: nn.Module) -> dict[str, Array]:
 def put(module: Any, original: Any, start: int, rows: Array) -> None:
     """Write rows into a module's weight, which it shares with no other module from then on."""
     if module.weight is original.weight:
-        module.weight = nn.Parameter(original.weight.detach().clone(), requires_grad=False)
+        module.weight = nn.Parameter(original.weight.detach().float().clone(), requires_grad=False)
     with torch.no_grad():
         module.weight[start : start + len(rows)] = torch.from_numpy(np.ascontiguousarray(rows))
 

@@ -46,12 +46,12 @@ def command(
     from ditto_core.align.repair import Repair, all_faults
     from ditto_core.align.verify import verified
     from ditto_core.cli.model_argument import read_model
-    from ditto_core.model.loading import load_model
+    from ditto_core.model.loading import load_lean
 
     if Path(model).suffix == ".onnx":
         between_files(Path(model), file, inputs or [], faults, json_file)
         return
-    loaded = load_model(read_model(model))
+    loaded = load_lean(read_model(model))
     engine = OnnxFile(file)
     whole = quantized(loaded, engine, roles(inputs or [])) if engine.quantization else None
     found = whole.study if whole else study(loaded, engine, roles(inputs or []))

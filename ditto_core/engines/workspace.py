@@ -68,14 +68,12 @@ class Workspace:
     def model(self, source: ModelSource, attention: str = "eager") -> LoadedModel:
         """Return the model of a source in float32, a large checkpoint in half precision as it is stored. A GGUF file is
         dequantized once and kept in the cache. What computes takes a copy in the dtype that it needs."""
-        from ditto_core.model.loading import load_as_stored, load_model
+        from ditto_core.model.loading import load_lean
 
         key = (source, attention)
         if key not in self._models:
             with self.progress(f"loading {source.label}"):
-                found = self._dequantized(source)
-                stored = load_as_stored(found, attention)
-                self._models[key] = stored or load_model(found, implementation=attention)
+                self._models[key] = load_lean(self._dequantized(source), attention)
         return self._models[key]
 
     def language(self, source: ModelSource) -> Language:

@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -345,17 +346,19 @@ def own_symbols(wanted: bool) -> AbstractContextManager[Any]:
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
-    """Give each module its attributes back: what a forward keeps while it is traced holds no numbers."""
-    before = [
-        (vars(part), {k: v.copy() if isinstance(v, dict) else v for k, v in vars(part).items()})
-        for part in module.modules()
-    ]
+    """Give each module its attributes back: what a forward keeps while it is traced holds no numbers.
+
+    Dicts among them keep their identity, which handles of hooks refer to; those of other classes may be immutable.
+    """
+    attributes = [vars(part) for part in module.modules()]
+    dicts = [value for table in attributes for value in table.values() if type(value) in (dict, OrderedDict)]
+    before = [(table, dict(table)) for table in (*attributes, *dicts)]
     try:
         yield
     finally:
-        for attributes, kept in before:
-            attributes.clear()
-            attributes.update(kept)
+        for table, kept in before:
+            table.clear()
+            table.update(kept)
 
 
 @contextmanager

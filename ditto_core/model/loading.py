@@ -79,6 +79,11 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
     return replace(loaded, module=freeze(module), seq2seq=loaded.seq2seq and steps_decoder(module, loaded.examples))
 
 
+def load_lean(source: ModelSource, implementation: str = "eager") -> LoadedModel:
+    """Load a large checkpoint in half precision as it is stored, any other model in float32."""
+    return load_as_stored(source, implementation) or load_model(source, implementation=implementation)
+
+
 def load_as_stored(source: ModelSource, implementation: str) -> LoadedModel | None:
     """Load a large checkpoint in its own half precision, which is all that its export reads; None for others.
 

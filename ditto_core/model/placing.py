@@ -8,10 +8,13 @@ wanted dtype on the wanted device only while it runs.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ditto_core.model.hollow import weights
 from ditto_core.system.memory import available
@@ -75,14 +78,21 @@ class Streamed:
         block.register_forward_hook(self._leave, always_call=True)
 
     def _enter(self, block: nn.Module, args: Any) -> None:
-        with torch._C.DisableTorchFunction():  # what watches the model's own code is not to see this
+        with unwatched():
             for own, stored in self._pairs:
                 own.data = as_wanted(stored.detach(), *self._how)
 
     def _leave(self, block: nn.Module, args: Any, output: Any) -> None:
-        with torch._C.DisableTorchFunction():
+        with unwatched():
             for own, _ in self._pairs:
                 own.data = nowhere(own, own.dtype, own.device)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Hide operators from what watches the model's own code."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:

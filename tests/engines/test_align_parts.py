@@ -9,9 +9,11 @@ import torch
 from ditto_core.align import parts
 from ditto_core.align.aligning import study
 from ditto_core.align.file import OnnxFile
+from ditto_core.align.making import align
 from ditto_core.align.parts import run_in_parts
 from ditto_core.align.store import SMALL, Kept, Lazy, Store
-from ditto_core.model.loading import load_model
+from ditto_core.model.export import export
+from ditto_core.model.loading import load_lean, load_model
 from ditto_core.spec import EngineSpec, ModelSource
 
 LLAMA = ModelSource.of(models.llama)
@@ -89,3 +91,20 @@ def test_what_a_store_keeps_on_disk_comes_back_and_is_not_held(monkeypatch):
     columns = Lazy(kept[:1]).columns(3, 9)
     assert columns.shapes == [(2, 6)]
     np.testing.assert_array_equal(columns[0], arrays[0][:, 3:9])
+
+
+def test_a_checkpoint_in_half_precision_is_read_as_it_is_stored_and_aligned_in_float32(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    models.llama().to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    source = ModelSource.of(str(tmp_path / "model"))
+    (tmp_path / "onnx").mkdir()
+    file = OnnxFile(export(load_model(source), tmp_path / "onnx").onnx_path)
+    monkeypatch.setattr("ditto_core.model.loading.LARGE", 0)
+    stored = load_lean(source)
+    assert {p.dtype for p in stored.module.parameters()} == {torch.bfloat16}
+    lean, whole = study(stored, file), study(load_model(source), file)
+    assert [site.name for site in lean.matching.sites] == [site.name for site in whole.matching.sites]
+    for one, other in zip(lean.matching.sites, whole.matching.sites, strict=True):
+        np.testing.assert_array_equal(one.arrays[0], other.arrays[0], err_msg=one.name)
+    found = align(stored, file)
+    assert (found.off, found.absent, found.ambiguous) == ({}, {}, {})

@@ -1,5 +1,6 @@
 """A model whose export broke off is exported again as if nothing had been."""
 
+from collections import OrderedDict
 from contextlib import closing
 
 import pytest
@@ -44,3 +45,36 @@ def test_a_failed_export_leaves_nothing_in_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr(KeepsATable, "allowed", True)
     with closing(Pair(workspace, spec)) as pair:
         pair.run({"x": X}).assert_close()
+
+
+class Frozen(OrderedDict):
+    """Takes no items after it was made, as the configuration of a diffusers model."""
+
+    def __init__(self, **items):
+        super().__init__(items)
+        vars(self).update(items, frozen=True)
+
+    def __setitem__(self, name, value):
+        if hasattr(self, "frozen"):
+            raise TypeError("frozen")
+        super().__setitem__(name, value)
+
+
+def configured():
+    module = nn.Sequential(nn.Linear(3, 3))
+    module.config = Frozen(size=3)
+    return module, {"input": X}
+
+
+def test_an_export_leaves_configurations_and_hooks_of_the_model_as_they_are(tmp_path):
+    module, examples = configured()
+    calls = []
+    handle = module.register_forward_hook(lambda *_: calls.append(1))
+    config = module.config
+    Workspace(Cache(tmp_path)).export(EngineSpec.of(lambda: (module, examples)))
+    assert module.config is config
+    assert (config.size, dict(config)) == (3, {"size": 3})
+    handle.remove()
+    calls.clear()
+    module(X)
+    assert not calls

@@ -16,6 +16,7 @@ from tests.module_models import faulty_detector
 from tests.zoo import factory
 
 resnet = factory("resnet")
+UNET_NORM = "unet.mid_block.resnets.0.norm2"
 RESNET_NORM = "resnet.embedder.embedder.normalization"
 FINEST = ("**", OPERATORS)
 
@@ -25,7 +26,7 @@ def pair_of(workspace):
     pairs = []
 
     def make(source, workspace=workspace, outputs=FINEST):
-        profile = {"height": (16, 32, 64), "width": (16, 32, 64)} if source is yolo else None
+        profile = {"height": (8, 16, 64), "width": (8, 16, 64)} if source in (yolo, unet) else None
         pairs.append(Pair(workspace, EngineSpec.of(source, outputs=outputs, profile=profile)))
         return pairs[-1]
 
@@ -70,13 +71,21 @@ def test_boxes_indices_and_what_is_kept_are_judged_for_images_of_two_sizes(pair_
         assert {"boxes", "scores"} <= {tap.value for tap in run.taps if tap.site in run.sites}
 
 
+def test_a_step_of_diffusion_is_right_for_images_of_three_sizes_and_any_text(pair_of):
+    pair = pair_of(unet)
+    for rows, height, width, words in ((1, 8, 8, 5), (3, 24, 16, 2), (2, 32, 48, 11)):
+        given = {"sample": torch.randn(rows, 4, height, width), "timestep": torch.randint(20, 1000, (rows,))}
+        pair.run({**given, "text": torch.randn(rows, words, 16)}).assert_close()
+
+
 @pytest.mark.parametrize(
     ("source", "code"),
     [
         (yolo, "F.interpolate(coarse"),  # between two modules
         (yolo, "sizes = flat[..., 2:4].exp()"),  # behind the last one
-        (unet, "F.avg_pool2d(skip, 2)"),
-        (unet, "sample - 0.1 * noise"),
+        (unet, "F.interpolate(hidden_states, scale_factor=2.0"),
+        (unet, "torch.cat([hidden_states, res_hidden_states]"),
+        (unet, "clean = (sample - "),
     ],
 )
 def test_a_fault_in_the_models_own_code_is_named_at_its_line(pair_of, localized, source, code):
@@ -104,7 +113,7 @@ def epsilon(site, value):
     [
         (yolo, "neck.join.1", epsilon("neck.join.1", 0.1)),
         (resnet, RESNET_NORM, scaled(RESNET_NORM, 1.01)),
-        (unet, "middle.norm2", scaled("middle.norm2", 1.01)),
+        (unet, UNET_NORM, scaled(UNET_NORM, 1.01)),
     ],
     ids=["BatchNorm's epsilon", "BatchNorm of ResNet", "GroupNorm"],
 )

@@ -136,6 +136,29 @@ class LacksTaps(Protocol):
         ...
 
 
+Pass = tuple[tuple[int, int], ...]
+"""A forward pass of a server: for each row the tokens that were computed before, and those that it computes."""
+
+
+@runtime_checkable
+class ShowsPasses(Protocol):
+    """A session of a server that cuts, joins and skips tokens by itself, and tells in which passes it computed them."""
+
+    @property
+    def passes(self) -> Sequence[Pass]:
+        """The passes since :meth:`Session.start`. Equal ones run the same kernels on the same shapes."""
+        ...
+
+
+@runtime_checkable
+class ScoresPrompts(Protocol):
+    """A session of a server that gives log-probabilities of a prompt's own tokens."""
+
+    def prompt_logprobs(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return what the server gives for the token behind each prefix, float32 [length - 1, vocabulary]."""
+        ...
+
+
 @runtime_checkable
 class ReadsInputs(Protocol):
     """A session of a server that reads prompts and the model's configuration by itself."""
@@ -144,8 +167,27 @@ class ReadsInputs(Protocol):
         """Return the ids that the server makes of a text, None where it does not tell."""
         ...
 
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int] | None:
+        """Return the ids that the server makes of a conversation, None where it has no template or does not tell."""
+        ...
+
     def settings(self) -> Mapping[str, object]:
         """Return what the server took from the model's configuration, by the names that it has there."""
+        ...
+
+    def generation(self) -> Mapping[str, object] | None:
+        """Return how the server samples unless a request says otherwise, by the names of transformers' generation
+        configuration, without neutral values; None where it does not tell."""
+        ...
+
+
+@runtime_checkable
+class TellsPositions(Protocol):
+    """A session of a server that counts the tokens' positions by itself."""
+
+    @property
+    def other_positions(self) -> str:
+        """Where its positions first were not the caller's since :meth:`Session.start`, in words; else empty."""
         ...
 
 
@@ -157,6 +199,18 @@ class HoldsWeights(Protocol):
         """Return the :func:`~ditto_core.system.fingerprint.checksum` of each weight, in the engine's dtype, by its
         name in the model; those that the engine keeps in a form of its own are left out."""
         ...
+
+
+@dataclass(frozen=True)
+class Trail:
+    """How a server computed a request since it was begun, or begun anew after it had lost its place to another.
+
+    ``kept``: how many new tokens it had then. ``passes``: each with the request's row in it. Equal trails run the same
+    kernels on the same shapes.
+    """
+
+    kept: int = 0
+    passes: tuple[tuple[int, Pass], ...] = ()
 
 
 @runtime_checkable
@@ -187,6 +241,10 @@ class TakesRequests(Protocol):
 
     def logits(self, name: str) -> torch.Tensor:
         """Return what was computed of a request so far, float32 [new tokens, vocabulary]."""
+        ...
+
+    def trail(self, name: str) -> Trail:
+        """Return how it was computed."""
         ...
 
     def forget(self) -> None:

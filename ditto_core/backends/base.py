@@ -180,8 +180,7 @@ class ServesModes(Protocol):
     def modes(self, spec: EngineSpec) -> Mapping[str, Mapping[str, Any]]:
         """Return by mode the options that it adds to a spec's. ``plain`` computes each prompt at once and whole.
 
-        A session of the mode ``prefix_cache`` has ``reused``, how many tokens of the last prompt came from it, and one
-        of ``chunked_prefill`` has ``passes``, how many the last prompt took.
+        Sessions of the modes ``prefix_cache`` and ``chunked_prefill`` are :class:`~ditto_core.session.ShowsPasses`.
         """
         ...
 

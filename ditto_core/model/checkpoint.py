@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +131,17 @@ def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **opt
 def knows_words(tokenizer: Any) -> bool:
     """Tell a tokenizer from the empty one that transformers makes of a configuration with no tokenizer beside it."""
     return len(tokenizer) > len(tokenizer.all_special_tokens)
+
+
+def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
+    """Return the ids of a conversation up to the answer; None without a tokenizer, or a template that takes it."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+    try:
+        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    except Exception:  # noqa: BLE001 - a template is a program that raises what it likes
+        return None
+    return [int(token) for token in ids]
 
 
 def vocab_size(config: Any) -> int:

@@ -24,7 +24,7 @@ from ditto_core.pair.sessions import Sessions
 from ditto_core.spec import EngineSpec
 from ditto_core.stepping.choosing import allowed_tokens, first_ids
 from ditto_core.stepping.floor import Floor
-from ditto_core.stepping.inputs import input_differences
+from ditto_core.stepping.inputs import input_differences, position_differences
 from ditto_core.stepping.lockstep import Sides, TapReader, lockstep, rows_of, single_step
 from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode
 
@@ -142,7 +142,7 @@ class Pair:
 
         towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
         notes = [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
-        notes += input_differences(self.sessions.engine, batch, self.model_config)
+        notes += input_differences(self.sessions.engine, batch, model.module, tokenizer, self.spec.dtype)
         notes += self.sessions.weight_differences
         return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
 
@@ -272,8 +272,8 @@ class Pair:
     def served_relations(self, ids: Sequence[int], *names: str) -> tuple[Relation, ...]:
         """Check that the ways in which a server serves agree on one prompt, on the engine without taps.
 
-        ``names``: ``prefix_cache``, ``chunked_prefill``, ``batch`` (default: all). Raises :class:`UsageError` for a
-        backend that serves in one way only.
+        ``names``: ``prefix_cache``, ``chunked_prefill``, ``batch``, ``prompt_logprobs`` (default: all). Raises
+        :class:`UsageError` for a backend that serves in one way only.
         """
         from ditto_core.pair.relating import served_relations
 
@@ -354,6 +354,7 @@ class Pair:
         folder, count = self.options.dump, len(self.comparisons)
         dump = folder / f"run{count}" if folder and count else folder
         comparison = self._runner.run(run_fn, key, localize=localize, reader=self.reader, dump=dump)
+        notes = *notes, *position_differences(self.sessions.engine)
         noted = replace(comparison, notes=(*comparison.notes, *notes))
         self._ran = run_fn, key, noted
         self.comparisons.append(noted)  # a list of examples keeps the worst only

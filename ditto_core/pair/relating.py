@@ -51,7 +51,7 @@ def served_relations(
 ) -> tuple[Relation, ...]:
     """Check the ways in which a server serves, each by a session of its own. Raises :class:`UsageError` for a backend
     that serves in one way only."""
-    from ditto_core.relations.served import check_served
+    from ditto_core.relations.served import Serving, check_served
 
     backend = get_backend(sessions.spec.backend)
     if not isinstance(backend, ServesModes):
@@ -64,7 +64,8 @@ def served_relations(
         return sessions.workspace.build(replace(plain, options=tuple(sorted(options.items())))).open()
 
     terms = token_relations(sessions, tolerance).terms_for([list(ids)])
-    return tuple(check_served(open_mode, list(ids), terms, *names))
+    serving = Serving(open_mode, sessions.reference, sessions.low_precision)
+    return tuple(check_served(serving, list(ids), terms, *names))
 
 
 def number(config: Any, name: str) -> int:

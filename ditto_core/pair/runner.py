@@ -127,13 +127,13 @@ class Runner:
         return replace(comparison, dump=str(dump or ""), receipt=self._receipt()), measured
 
     def _may_be_luck(self, comparison: Comparison) -> bool:
-        """Tell whether a single sample of the noise floor may be too small by chance at every site that fails."""
-        failures = comparison.failures
-        if comparison or self._sessions.low_precision is None:
+        """Tell whether a single sample of the noise floor may be too small by chance where the comparison fails first:
+        a fault further on does not make that site a bad one."""
+        first = comparison.first_bad
+        if first is None or first.floor is None or self._sessions.low_precision is None:
             return False
         size = sum(4 * r.metrics.count for r in comparison.results if r.step == 0)
-        near = (r.floor is not None and r.verdict.margin <= LUCK for r in failures)
-        return bool(failures) and all(near) and size * SAMPLES <= HELD
+        return first.verdict.margin <= LUCK and size * SAMPLES <= HELD
 
     def _check_tolerance(self) -> None:
         """Raise :class:`~ditto_core.errors.SelectorError` for a rule that is about no site of this engine."""

@@ -1,38 +1,71 @@
-"""Inputs before tensors: what a server makes of a prompt, and which settings it took, against the reference's.
+"""Inputs before tensors: what a server makes of a prompt and a conversation, which settings it took, which positions
+and weights it has, against the reference's.
 
 A prompt without its BOS or another RoPE base shows in every layer: it is said before any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from ditto_core.compare.text import INPUTS_DIFFER
-from ditto_core.session import HoldsWeights, ReadsInputs, Session
+from ditto_core.model.checkpoint import chat_ids
+from ditto_core.session import HoldsWeights, ReadsInputs, Session, TellsPositions
 from ditto_core.stepping.prompts import SourceBatch, TokenBatch
 from ditto_core.system.fingerprint import checksum
 
+CONVERSATION = ({"role": "user", "content": "Hi"},)
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+"""What a server takes from the model's generation configuration for requests that do not say it."""
 
-def input_differences(session: Session, batch: TokenBatch | SourceBatch, config: Any) -> Iterator[str]:
+
+def input_differences(
+    session: Session, batch: TokenBatch | SourceBatch, module: Any, tokenizer: Any, dtype: str
+) -> Iterator[str]:
     """Yield a line for each text that the server reads as other ids, and each setting that is not the reference's.
 
-    ``config`` is the reference's model configuration. A session that is not a server's has none.
+    ``module`` and ``tokenizer`` are the reference's, ``dtype`` is what was asked for. Sessions of other engines than
+    servers have none of these.
     """
     if not isinstance(session, ReadsInputs) or not isinstance(batch, TokenBatch):
         return
     for row, text in enumerate(batch.texts):
-        theirs = session.tokens(text) if text else None
-        ours = batch.input_ids[row][batch.mask[row].bool()].tolist()
-        if theirs is not None and list(theirs) != ours:
-            yield f"{INPUTS_DIFFER}: {text[:40]!r} is {shown(theirs)} for the engine, {shown(ours)} for the reference"
-    for name, value in session.settings().items():
-        expected = getattr(config, name, value)
-        if expected != value:
-            yield f"{INPUTS_DIFFER}: {name} is {value!r} in the engine, {expected!r} in the reference"
+        ids = batch.input_ids[row][batch.mask[row].bool()].tolist()
+        yield from ids_differ(repr(text[:40]), session.tokens(text) if text else None, ids)
+    chat = chat_ids(tokenizer, CONVERSATION) or []
+    yield from ids_differ("'Hi' of a user in the chat template", session.chat(CONVERSATION) if chat else None, chat)
+    yield from settings_differ({"dtype": session.info.dtype}, {"dtype": dtype})
+    taken = session.settings()
+    config = getattr(module, "config", None)
+    yield from settings_differ(taken, {name: getattr(config, name, value) for name, value in taken.items()})
+    defaults = session.generation()
+    if defaults is not None:
+        own: dict[str, object] = getattr(getattr(module, "generation_config", None), "to_diff_dict", dict)()
+        ours, theirs = ({f"default {name}": side.get(name) for name in SAMPLING} for side in (own, defaults))
+        yield from settings_differ(theirs, ours)
+
+
+def ids_differ(what: str, theirs: Any, ours: list[int]) -> Iterator[str]:
+    """Yield a line where a server, which may not tell, makes other ids of a text than the reference."""
+    if theirs is not None and list(theirs) != ours:
+        yield f"{INPUTS_DIFFER}: {what} is {shown(theirs)} for the engine, {shown(ours)} for the reference"
+
+
+def settings_differ(theirs: Mapping[str, object], ours: Mapping[str, object]) -> Iterator[str]:
+    """Yield a line for each setting that is another in the engine."""
+    for name, value in theirs.items():
+        if value != ours[name]:
+            yield f"{INPUTS_DIFFER}: {name} is {value!r} in the engine, {ours[name]!r} in the reference"
+
+
+def position_differences(session: Session) -> Iterator[str]:
+    """Yield a line where the last sequence's tokens had other positions in the engine than in the reference."""
+    if isinstance(session, TellsPositions) and session.other_positions:
+        yield f"{INPUTS_DIFFER}: {session.other_positions}"
 
 
 def weight_differences(session: Session, module: nn.Module) -> Iterator[str]:

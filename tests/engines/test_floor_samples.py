@@ -88,6 +88,21 @@ def test_an_error_beyond_every_sample_fails(opened, size):
     assert found.first_bad.verdict.margin > size / 8  # of four times the largest; the engine's own error is another
 
 
+def test_a_fault_behind_a_lucky_sample_is_found_where_it_is(workspace):
+    lucky = by_luck()
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(lucky.layer, nn.Linear(64, 8)), {"input": lucky.example}
+
+    pair = Pair(workspace, EngineSpec.of(make, backend="onnxruntime", outputs=["?"]), PairOptions(observer=False))
+    engine_is(pair, lambda tensor: tensor * 2 if tensor.shape[-1] == 8 else tensor)
+    found = pair.run()
+    pair.close()
+    assert found.first_bad.site == "1"
+    assert any("largest of 6 runs" in note for note in found.notes)
+
+
 @pytest.mark.parametrize("function", ["linear", "matmul", "bmm", "addmm"])
 def test_another_order_is_the_same_product_with_other_bits(function):
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,8 @@
 """Against the real vLLM, where it is installed (`make vllm`); skipped, and counted, everywhere else."""
 
 import contextlib
+import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -85,7 +87,7 @@ def windowed(session):
 
 
 FAULTS = {
-    "weight": (halved_norm, "model.layers.1.post_attention_layernorm", "output = 0.5 x expected"),
+    "weight": (halved_norm, "model.layers.1.post_attention_layernorm", "weight is multiplied by 0.5"),
     "rope": (other_sine, "model.layers.0.self_attn:q_rope", "is -1"),
     "scale": (other_scale, "model.layers.1.self_attn:context", "is 0.0441942"),  # a quarter of 32 ** -0.5
     "mask": (windowed, "model.layers.0.self_attn:context", "has a window of 3"),
@@ -140,35 +142,95 @@ def test_a_norm_of_smollm2_that_is_a_tenth_too_small_is_found(workspace, smollm2
     pair.close()
     assert run.first_bad.site == norm
     assert [item.site for item in run.localization.blamed] == [norm]
-    assert "output = 0.9 x expected" in run.localization.causes[0].evidence[0]
+    assert "weight is multiplied by 0.9" in run.localization.causes[0].evidence[0]
 
 
-def test_the_ways_of_serving_agree(workspace, model):
-    pair = pair_of(workspace, model, ["model.layers.*"], compiled="off")
-    ids = torch.randint(3, 60, (260,), generator=torch.Generator().manual_seed(0)).tolist()
-    found = {relation.name: relation for relation in pair.served_relations(ids)}
-    assert all(found.values()), "\n".join(map(str, found.values()))
-    assert len(found) == 3
-    assert all(pair.relations().check(ids[:20], "row_in_batch", "same_bits", "warm_cache"))
+def window_of_one(attention, planner):
+    """Give one layer a window: its kernel is called with a plan of its own, since the batch's is for all layers."""
+    forward, kernel = attention.impl.forward, importlib.import_module("vllm._custom_ops")
+    attention.impl.sliding_window = WINDOW
+
+    def planned(layer, query, key, value, cache, batch, *args, **kwargs):
+        plan = kernel.cpu_attn_get_scheduler_metadata(
+            num_reqs=len(batch.seq_lens),
+            num_heads=planner.num_heads,
+            num_kv_heads=planner.num_kv_heads,
+            head_dim=planner.head_dim,
+            seq_lens=batch.seq_lens,
+            dtype=planner.dtype,
+            query_start_loc=batch.query_start_loc,
+            causal=batch.causal,
+            sliding_window_size=WINDOW,
+            isa=planner.isa,
+            enable_kv_split=False,
+            kv_cache_dtype=planner.kv_cache_dtype,
+        )
+        batch = dataclasses.replace(batch, scheduler_metadata=plan)
+        return forward(layer, query, key, value, cache, batch, *args, **kwargs)
+
+    attention.impl.forward = planned
+
+
+@pytest.mark.timeout(1800)
+def test_a_window_in_one_layer_of_smollm2_is_found_and_named(workspace, smollm2):
+    pair = pair_of(workspace, smollm2, EVERYWHERE)
+    engine = pair.sessions.engine
+    planner = engine._runner.attn_groups[0][0].metadata_builders[0]
+    window_of_one(engine._module.model.layers[12].self_attn.attn, planner)
+    run = pair.generate([[3, 4, 5, 6, 7, 9, 11, 2], [9, 8, 7, 4, 3]], max_new_tokens=2, localize=True)
+    pair.close()
+    assert run.first_bad.site == "model.layers.12.self_attn:context"
+    assert run.localization.blamed[0].site == run.first_bad.site
+    assert "has a window of 3" in " ".join(run.localization.causes[0].evidence)
+
+
+SEVERAL_BLOCKS = torch.randint(3, 60, (260,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_ways_of_serving_agree(workspace, model, dtype):
+    pair = pair_of(workspace, model, ["model.layers.*"], dtype=dtype, compiled="off")
+    found = pair.served_relations(SEVERAL_BLOCKS)
+    assert all(found), "\n".join(map(str, found))
+    assert len(found) == 4
+    assert found[0].comparison.worst.verdict.metric == "differing elements"  # what is in the cache has no tolerance
+    assert all(pair.relations().check(SEVERAL_BLOCKS[:20], "row_in_batch", "same_bits", "warm_cache"))
     pair.close()
 
 
-def test_a_prefix_that_is_stale_breaks_the_relation(workspace, model, monkeypatch):
+def test_one_cached_number_that_is_a_rounding_off_breaks_the_relation(workspace, model, monkeypatch):
     from ditto_core.backends.vllm.session import VllmSession
 
     start = VllmSession.start
 
     def spoil(self, batch):
         start(self, batch)
-        for cache in self._runner.kv_caches:  # blocks that are counted as cached hold something else
-            cache.mul_(1.5)
+        for cache in self._runner.kv_caches:  # values of all blocks, the null block among them
+            cache.copy_(cache.nextafter(torch.tensor(torch.inf)))
 
     monkeypatch.setattr(VllmSession, "start", spoil)
     pair = pair_of(workspace, model, ["model.layers.*"], compiled="off")
-    ids = torch.randint(3, 60, (260,), generator=torch.Generator().manual_seed(0)).tolist()
-    (relation,) = pair.served_relations(ids, "prefix_cache")
-    assert not relation
+    (relation,) = pair.served_relations(SEVERAL_BLOCKS, "prefix_cache")
     pair.close()
+    assert not relation
+    (logits,) = relation.comparison.results
+    assert logits.metrics.rel_l2 < logits.floor  # which would not find it
+
+
+def test_log_probabilities_of_a_prompt_that_are_one_token_late_break_the_relation(workspace, model, monkeypatch):
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    given = GPUModelRunner._get_prompt_logprobs_dict
+
+    def late(self, hidden, tokens):
+        return given(self, hidden.roll(1, 0), tokens)
+
+    monkeypatch.setattr(GPUModelRunner, "_get_prompt_logprobs_dict", late)
+    pair = pair_of(workspace, model, [], compiled="off")
+    (relation,) = pair.served_relations(SEVERAL_BLOCKS[:40], "prompt_logprobs")
+    pair.close()
+    assert not relation
+    assert relation.first.site == "logprobs"
 
 
 SMALL = {"batch": (1, 2, 3), "length": (1, 16, 64), "past": (0, 16, 96)}
@@ -178,8 +240,9 @@ SHARED = [*LONG, LONG[0][:40] + LONG[1][:10]]
 
 
 @pytest.fixture
-def server(workspace, model):
-    spec = EngineSpec.of(str(model), backend="vllm", outputs=[], profile=SMALL, options={"compiled": "off"})
+def server(request, workspace, model):
+    options = {"compiled": "off", **getattr(request, "param", {})}
+    spec = EngineSpec.of(str(model), backend="vllm", outputs=[], profile=SMALL, options=options)
     pair = Pair(workspace, spec, PairOptions(observer=False))
     yield pair
     pair.close()
@@ -199,10 +262,12 @@ def without_recomputing(monkeypatch):
     monkeypatch.setattr(Scheduler, "_preempt_request", keep)
 
 
+COMPETING = [("submit", 0), ("submit", 1), ("step", 40)]
+
+
 def test_a_request_that_is_preempted_gets_what_it_gets_alone(server):
-    history = [("submit", 0), ("submit", 1), ("step", 40)]
-    found = server.check_history(SHARED, [*history, ("abort", 9)], new_tokens=20)
-    assert len(found) == 2
+    found = server.check_history(SHARED, [*COMPETING, ("abort", 9)], new_tokens=20)
+    assert len(found) == 2  # its blocks were still there: nothing was computed again
     assert all(found), "\n".join(map(str, found))
     requests = server.sessions.requests
     requests.forget()
@@ -211,6 +276,38 @@ def test_a_request_that_is_preempted_gets_what_it_gets_alone(server):
     while requests.step():
         pass
     assert requests.preempted > 0  # else nothing was shown
+
+
+UNCACHED = {"engine.enable_prefix_caching": False}
+
+
+@pytest.mark.parametrize("server", [UNCACHED], indirect=True)
+def test_a_request_that_is_computed_again_has_the_bits_of_one_that_begins_there(server):
+    *_, resumed = found = server.check_history(SHARED, COMPETING, new_tokens=20)
+    assert len(found) == 3
+    assert all(found), "\n".join(map(str, found))
+    assert "resumed after" in resumed.name
+    assert resumed.comparison.worst.verdict.metric == "differing elements"
+
+
+def test_a_block_that_is_given_away_while_another_request_reads_it_is_found(server, monkeypatch):
+    from vllm.v1.core.block_pool import BlockPool
+
+    free = BlockPool.free_blocks
+
+    def uncounted(self, blocks):  # the second reader of a block
+        for block in blocks:
+            if block.ref_cnt == 0:
+                self.free_block_queue.remove(block)
+            block.ref_cnt = 1
+
+    history = [("submit", 0), ("step", 20), ("submit", 2), ("step", 5), ("submit", 1)]
+    assert all(server.check_history(SHARED, history, new_tokens=20))
+    monkeypatch.setattr(BlockPool, "touch", uncounted)
+    monkeypatch.setattr(BlockPool, "free_blocks", lambda self, blocks: free(self, (b for b in blocks if b.ref_cnt > 0)))
+    broken = [relation.name for relation in server.check_history(SHARED, history, new_tokens=20) if not relation]
+    assert len(broken) == 1
+    assert "of prompt 2" in broken[0]
 
 
 def test_whatever_happens_to_requests_each_gets_what_it_gets_alone(server):

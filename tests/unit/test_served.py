@@ -4,18 +4,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from ditto_core.backends.served.capture import Server, block_input, block_output
 from ditto_core.backends.served.forcing import laid_out, one_hot
-from ditto_core.backends.served.session import Rows, joined
+from ditto_core.backends.served.session import Rows, differing, joined
 from ditto_core.backends.vllm.backend import VllmBackend, report
 from ditto_core.backends.vllm.names import place_of
+from ditto_core.backends.vllm.requests import followed
 from ditto_core.backends.vllm.serving import Modules
 from ditto_core.backends.vllm.vllm_options import VllmOptions
 from ditto_core.errors import BackendError, SelectorError, UsageError
+from ditto_core.session import Trail
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
-from ditto_core.stepping.inputs import input_differences, weight_differences
+from ditto_core.stepping.inputs import input_differences, position_differences, weight_differences
 from ditto_core.stepping.prompts import TokenBatch
 from ditto_core.system.fingerprint import checksum
 
@@ -168,23 +171,79 @@ def test_as_many_heads_as_tokens_are_not_taken_for_tokens(shape, axes):
 
 
 class StandInServer:
-    """Reads every text with a BOS before it, and took a RoPE base of its own."""
+    """Reads every text with a BOS before it and every conversation without the call for an answer, computes in another
+    dtype, took a RoPE base of its own and did not take the penalty."""
+
+    info = SimpleNamespace(dtype="bfloat16")
 
     def tokens(self, text):
         return [1, *map(ord, text)]
 
+    def chat(self, messages):
+        return [2, 72, 105]
+
     def settings(self):
         return {"rope_theta": 1e6, "hidden_act": "silu", "unknown_here": 3}
 
+    def generation(self):
+        return {"temperature": 0.6}
+
+
+class StandInTokenizer:
+    chat_template = "..."
+
+    def apply_chat_template(self, messages, add_generation_prompt, return_dict):
+        return [2, *map(ord, messages[0]["content"]), *[3] * add_generation_prompt]
+
+
+HI = TokenBatch(torch.tensor([[0, 72, 105], [7, 8, 9]]), torch.tensor([[0, 1, 1], [1, 1, 1]]), ("Hi", ""))
+OWN = SimpleNamespace(
+    config=SimpleNamespace(rope_theta=1e4, hidden_act="silu"),
+    generation_config=GenerationConfig(temperature=0.6, repetition_penalty=1.3, eos_token_id=2),
+)
+
 
 def test_inputs_are_compared_before_any_tensor():
-    ids, mask = torch.tensor([[0, 72, 105], [7, 8, 9]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
-    config = SimpleNamespace(rope_theta=1e4, hidden_act="silu")
-    found = list(input_differences(StandInServer(), TokenBatch(ids, mask, ("Hi", "")), config))
-    assert len(found) == 2
-    assert "'Hi' is [1, 72, 105] (3 tokens) for the engine, [72, 105] (2 tokens) for the reference" in found[0]
-    assert "rope_theta is 1000000.0 in the engine, 10000.0 in the reference" in found[1]
-    assert list(input_differences(object(), TokenBatch(ids, mask, ("Hi", "")), config)) == []
+    found = list(input_differences(StandInServer(), HI, OWN, StandInTokenizer(), "float32"))
+    assert [line.removeprefix("inputs differ: ") for line in found] == [
+        "'Hi' is [1, 72, 105] (3 tokens) for the engine, [72, 105] (2 tokens) for the reference",
+        "'Hi' of a user in the chat template is [2, 72, 105] (3 tokens) for the engine, "
+        "[2, 72, 105, 3] (4 tokens) for the reference",
+        "dtype is 'bfloat16' in the engine, 'float32' in the reference",
+        "rope_theta is 1000000.0 in the engine, 10000.0 in the reference",
+        "default repetition_penalty is None in the engine, 1.3 in the reference",
+    ]
+    assert list(input_differences(object(), HI, OWN, StandInTokenizer(), "float32")) == []
+
+
+def test_a_server_that_does_not_tell_has_no_differences(monkeypatch):
+    for name in ("tokens", "chat"):
+        monkeypatch.setattr(StandInServer, name, lambda self, text: None)
+    monkeypatch.setattr(StandInServer, "settings", lambda self: {})
+    monkeypatch.setattr(StandInServer, "generation", lambda self: None)
+    assert list(input_differences(StandInServer(), HI, OWN, StandInTokenizer(), "bfloat16")) == []
+    assert list(input_differences(StandInServer(), HI, OWN, None, "bfloat16")) == []
+
+
+def test_positions_are_compared_without_padding():
+    ours, real = torch.tensor([[0, 0, 1], [0, 1, 2]]), torch.tensor([[0, 1, 1], [1, 1, 1]]).bool()
+    assert differing(torch.tensor([0, 1, 0, 1, 2]), ours, real) == ""
+    assert differing(torch.tensor([9, 9]), ours, real) == ""  # the others came from a cache
+    assert (
+        differing(torch.tensor([0, 1, 1, 2, 3]), ours, real)
+        == "positions of row 1 are [1, 2, 3] in the engine, [0, 1, 2] in the reference"
+    )
+    session = SimpleNamespace(other_positions="positions of row 1 are …")
+    assert list(position_differences(session)) == ["inputs differ: positions of row 1 are …"]
+    assert list(position_differences(object())) == []
+
+
+def test_a_request_that_is_computed_again_begins_a_new_trail():
+    passes = [(0, ((0, 4),)), (1, ((9, 1), (4, 1))), (1, ((10, 1), (5, 1))), (0, ((0, 6),)), (0, ((6, 1),))]
+    trail = Trail()
+    for kept, step in zip([0, 1, 2, 3, 4], passes, strict=True):
+        trail = followed(trail, step, kept)
+    assert trail == Trail(3, tuple(passes[3:]))
 
 
 class StandInWeights:

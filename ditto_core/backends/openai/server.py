@@ -49,11 +49,14 @@ def served_model(options: OpenAIOptions) -> str:
     return options.model or names[0]
 
 
-def tokenized(options: OpenAIOptions, model: str, text: str) -> list[int] | None:
-    """Return the ids that the server makes of a text by ``/tokenize`` (vLLM, SGLang, llama.cpp); None without it."""
+def tokenized(options: OpenAIOptions, model: str, **text: Any) -> list[int] | None:
+    """Return the ids that the server makes of a text by ``/tokenize`` (vLLM, SGLang, llama.cpp); None without it.
+
+    ``text``: ``prompt`` or ``content``, as the server calls it, or a conversation's ``messages``.
+    """
     root = replace(options, url=options.url.rpartition("/")[0])
     try:
-        answer = request(root, "/tokenize", {"model": model, "prompt": text, "content": text})
+        answer = request(root, "/tokenize", {"model": model, **text})
     except BackendError:
         return None
     found = answer.get("tokens") if isinstance(answer, dict) else None

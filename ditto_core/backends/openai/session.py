@@ -48,11 +48,18 @@ class OpenAISession:
 
     def tokens(self, text: str) -> Sequence[int] | None:
         """Return the ids that the server makes of a text; None where it does not tell."""
-        return tokenized(self._options, self._model, text)
+        return tokenized(self._options, self._model, prompt=text, content=text)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int] | None:
+        """Return the ids that the server makes of a conversation; None where it does not tell."""
+        return tokenized(self._options, self._model, messages=messages)
 
     def settings(self) -> Mapping[str, object]:
         """Return nothing: a server does not tell its model's configuration."""
         return {}
+
+    def generation(self) -> None:
+        """Return None: a server does not tell what it samples with."""
 
     def close(self) -> None:
         """Nothing is held open."""

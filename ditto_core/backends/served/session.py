@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from ditto_core.backends.packing import new_tokens, prompts, to_rows
-from ditto_core.backends.served.capture import ATTENTION_PORTS, Capture, Server
+from ditto_core.backends.served.capture import Capture, Server
 from ditto_core.backends.served.forcing import LOGITS, laid_out, one_hot, settle
 from ditto_core.backends.served.handoff import Handoff
 from ditto_core.backends.served.place import Place
 from ditto_core.errors import RunError
-from ditto_core.session import SessionInfo, TapSink
+from ditto_core.session import Pass, SessionInfo, TapSink
 from ditto_core.sites import Tap
 
-CACHED = tuple(ATTENTION_PORTS)[1:]
+POSITIONS = "positions"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Rows:
 class ServedSession:
     """Implements :class:`~ditto_core.session.Session` over a server's module in this process.
 
-    A subclass starts and ends requests, and says how their rows are packed. ``passes``: how many the prompt took.
+    A subclass starts and ends requests, and says how their rows are packed.
     """
 
     taps: tuple[Tap, ...]
@@ -59,7 +59,8 @@ class ServedSession:
         self._handoff: Handoff | None = None
         self._cache: dict[str, torch.Tensor] = {}
         self._chunks: list[dict[str, torch.Tensor]] = []
-        self.passes = 0
+        self.passes: list[Pass] = []
+        self.other_positions = ""
 
     def start(self, batch: int) -> None:
         """End the sequence that was being stepped; the next step is a prefill."""
@@ -67,7 +68,7 @@ class ServedSession:
         if self._handoff is not None:
             self._handoff.stop()
         self._handoff = None
-        self._cache, self._chunks, self.passes = {}, [], 0
+        self._cache, self._chunks, self.passes, self.other_positions = {}, [], [], ""
 
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
         """Run one forward pass; see :class:`~ditto_core.session.Session`.
@@ -82,6 +83,8 @@ class ServedSession:
             found = self._handoff.step(inputs["input_ids"][:, 0])
         else:
             raise RunError(f"{self._server.name} takes one token a row after the prefill, got {length}")
+        if POSITIONS in found and not self.other_positions:
+            self.other_positions = differing(found[POSITIONS], inputs["position_ids"], real)
         for tap in self.taps:
             place = self._places[tap.site]
             if place.tensor not in found:
@@ -116,10 +119,12 @@ class ServedSession:
     def _leave(self, tensors: dict[str, torch.Tensor], output: torch.Tensor) -> torch.Tensor | None:
         if self._handoff is None or self._idle():
             return None
-        if self._unfinished():
+        tensors |= self._positions()
+        unfinished = self._unfinished()
+        self.passes.append(self._pass())
+        if unfinished:
             self._chunks.append(tensors)
             return None
-        self.passes = max(self.passes, len(self._chunks) + 1)
         tensors, self._chunks = joined([*self._chunks, tensors]), []
         rows = self._rows()
         if rows is not None:
@@ -147,6 +152,14 @@ class ServedSession:
         """Tell whether a pass computed a part of a prompt, which is handed over with the pass that ends it."""
         return False
 
+    def _pass(self) -> Pass:
+        """Return the shape of the pass at hand; empty where the server does not tell."""
+        return ()
+
+    def _positions(self) -> dict[str, torch.Tensor]:
+        """Return the positions [tokens] of the pass at hand as ``POSITIONS``; nothing where the server keeps them."""
+        return {}
+
     def _rows(self) -> Rows | None:
         """Return how the pass at hand is packed; None for a single row."""
         return None
@@ -164,3 +177,16 @@ def joined(passes: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tens
     """Return the tensors [tokens, …] of a prompt that several passes computed; logits are the last pass's."""
     last = passes[-1]
     return {n: t if n == LOGITS else torch.cat([each[n] for each in passes]) for n, t in last.items()}
+
+
+def differing(packed: torch.Tensor, ours: torch.Tensor, real: torch.Tensor) -> str:
+    """Say in which row a server's positions [tokens] are not ``ours`` [batch, length] of ``real`` tokens.
+
+    Empty when they are the same, or where a cache gave some of the tokens, which have no positions then.
+    """
+    counts = real.sum(1).tolist()
+    for row, theirs in enumerate(torch.split(packed, counts) if len(packed) == sum(counts) else ()):
+        engine, reference = theirs.tolist(), ours[row][real[row]].tolist()
+        if engine != reference:
+            return f"positions of row {row} are {engine[:6]} in the engine, {reference[:6]} in the reference"
+    return ""

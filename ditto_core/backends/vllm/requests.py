@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from ditto_core.backends.served.forcing import device
 from ditto_core.backends.vllm import serving
 from ditto_core.backends.vllm.names import HEAD
-from ditto_core.session import SessionInfo
+from ditto_core.session import Pass, SessionInfo, Trail
 from ditto_core.spec import EngineSpec
 
 
@@ -22,6 +21,7 @@ class VllmRequests:
         self._llm = serving.start(spec, model, tapped=False)
         self._runner = serving.runner_of(self._llm)
         self._logits: dict[str, dict[int, torch.Tensor]] = {}
+        self._trails: dict[str, Trail] = {}
         self._evicted: dict[str, int] = {}
         self._count = 0
         self._hook = self._runner.model.get_submodule(HEAD).register_forward_hook(self._note)
@@ -38,7 +38,7 @@ class VllmRequests:
         self._count += 1
         prompt, settings = {"prompt_token_ids": list(ids)}, serving.sampling(new_tokens)
         name = str(self._llm.llm_engine.add_request(str(self._count), prompt, settings))
-        self._logits[name] = {}
+        self._logits[name], self._trails[name] = {}, Trail()
         return name
 
     def step(self) -> bool:
@@ -58,6 +58,10 @@ class VllmRequests:
         rows = self._logits[name]
         return torch.stack([rows[position] for position in sorted(rows)]) if rows else torch.empty(0, 0)
 
+    def trail(self, name: str) -> Trail:
+        """Return how a request was computed since it was begun the last time."""
+        return self._trails[name]
+
     def forget(self) -> None:
         """End all requests and empty the cache of prefixes."""
         for name in self._logits:
@@ -65,7 +69,7 @@ class VllmRequests:
         while self._llm.llm_engine.has_unfinished_requests():
             self.step()
         self._llm.llm_engine.reset_prefix_cache()
-        self._logits, self._evicted = {}, {}
+        self._logits, self._trails, self._evicted = {}, {}, {}
 
     def close(self) -> None:
         """Stop the engine."""
@@ -79,10 +83,19 @@ class VllmRequests:
 
     def _note(self, module: Any, args: Any, output: torch.Tensor) -> None:
         """Keep each row's logits by the number of tokens before it; those of a part of a prompt are of no token."""
-        batch = self._runner.input_batch
-        names = batch.req_ids
-        ends = self._runner.query_start_loc.np[: len(names) + 1].tolist()
-        for i, (name, (start, end)) in enumerate(zip(names, pairwise(ends), strict=True)):
-            position = int(batch.num_computed_tokens_cpu[i]) + end - start
-            if name in self._logits and position >= int(batch.num_prompt_tokens[i]):
-                self._logits[name].setdefault(position, output[i].detach().float().clone())
+        batch, shape = self._runner.input_batch, serving.shape_of(self._runner)
+        for i, (name, (before, new)) in enumerate(zip(batch.req_ids, shape, strict=True)):
+            if name not in self._logits:
+                continue
+            self._trails[name] = followed(self._trails[name], (i, shape), len(self._logits[name]))
+            if before + new >= int(batch.num_prompt_tokens[i]):
+                self._logits[name].setdefault(before + new, output[i].detach().float().clone())
+
+
+def followed(trail: Trail, step: tuple[int, Pass], kept: int) -> Trail:
+    """Return a trail with one more pass; one that computes anew what was computed begins a new trail of ``kept``
+    tokens."""
+    row, shape = step
+    last = trail.passes[-1:]
+    anew = any(shape[row][0] < sum(before[at]) for at, before in last)
+    return Trail(kept, (step,)) if anew else Trail(trail.kept, (*trail.passes, step))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 
 from ditto_core.backends.vllm.vllm_options import VllmOptions
 from ditto_core.errors import BackendError, first_line
+from ditto_core.session import Pass
 from ditto_core.spec import EngineSpec
 from ditto_core.system.environment import environment
 
@@ -79,6 +81,7 @@ def start(spec: EngineSpec, model: str, tapped: bool) -> Any:
         "enable_chunked_prefill": False,
         "async_scheduling": False,
         "disable_log_stats": True,
+        "max_logprobs": -1,
         "seed": 0,
     }
     with environment({name: os.environ.get(name, value) for name, value in VARIABLES.items()}):
@@ -134,6 +137,20 @@ def sampling(count: int) -> Any:
     """Return settings for ``count`` greedy tokens, whatever they are."""
     parameters = importlib.import_module("vllm").SamplingParams
     return parameters(max_tokens=count, temperature=0, ignore_eos=True, detokenize=False)
+
+
+def scoring() -> Any:
+    """Return settings for log-probabilities of a prompt's tokens, all of the vocabulary."""
+    return importlib.import_module("vllm").SamplingParams(
+        max_tokens=1, temperature=0, ignore_eos=True, detokenize=False, prompt_logprobs=-1
+    )
+
+
+def shape_of(runner: Any) -> Pass:
+    """Return the shape of the pass that a model runner is in."""
+    counts = [end - start for start, end in pairwise(runner.query_start_loc.np[: len(runner.input_batch.req_ids) + 1])]
+    before = runner.input_batch.num_computed_tokens_cpu[: len(counts)]
+    return tuple((int(computed), int(new)) for computed, new in zip(before, counts, strict=True))
 
 
 def explore(llm: Any) -> Modules:

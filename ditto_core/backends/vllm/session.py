@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,12 +12,13 @@ import torch
 from ditto_core.backends.served.capture import CONTEXT, Server
 from ditto_core.backends.served.forcing import device
 from ditto_core.backends.served.place import Place
-from ditto_core.backends.served.session import Rows, ServedSession
+from ditto_core.backends.served.session import POSITIONS, Rows, ServedSession
 from ditto_core.backends.vllm import serving
 from ditto_core.backends.vllm.names import HEAD
 from ditto_core.backends.vllm.vllm_options import VllmOptions
 from ditto_core.errors import RunError
-from ditto_core.session import SessionInfo
+from ditto_core.model.checkpoint import chat_ids
+from ditto_core.session import Pass, SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 from ditto_core.system.fingerprint import checksum
@@ -34,22 +35,20 @@ class VllmSession(ServedSession):
     """Requests are added together and run to their end by a thread of their own, one pass a step.
 
     The logits' module hands each pass over. It runs outside of what is compiled, so that an engine without taps is
-    stepped as it is served. ``reused``: tokens of the last prompts that the prefix cache gave.
+    stepped as it is served.
     """
 
     def __init__(self, spec: EngineSpec, model: str, taps: tuple[Tap, ...]) -> None:
         self._llm = serving.start(spec, model, bool(taps))
         self._runner = serving.runner_of(self._llm)
         self._requests: list[str] = []
-        self._first = True
-        self.reused = 0
         super().__init__(SERVER, self._runner.model, taps, self._runner.max_model_len)
         eager = VllmOptions.of(spec).eager(bool(taps))
         facts = {**serving.installed(), "modules": "one by one" if eager else "compiled, as served"}
-        quantization = self._llm.llm_engine.model_config.quantization
+        quantization, dtype = self._config.quantization, str(self._config.dtype).removeprefix("torch.")
         facts |= {"quantization": str(quantization)} if quantization else {}
-        own = spec.dtype, device(), spec.model.label
-        self.info = SessionInfo(f"vllm {spec.dtype}", "vllm", *own, facts, quantized=bool(quantization))
+        own = dtype, device(), spec.model.label
+        self.info = SessionInfo(f"vllm {dtype}", "vllm", *own, facts, quantized=bool(quantization))
 
     def close(self) -> None:
         """Take the hooks off and stop the engine."""
@@ -59,15 +58,23 @@ class VllmSession(ServedSession):
 
     def tokens(self, text: str) -> list[int] | None:
         """Return the ids that vLLM makes of a text by the tokenizer beside the weights; None without one."""
-        try:
-            read = importlib.import_module("vllm.tokenizers").get_tokenizer(self._llm.llm_engine.model_config.model)
-        except Exception:  # noqa: BLE001 - vLLM raises what its parts raise where there is no tokenizer
-            return None
-        return [int(token) for token in read.encode(text)]
+        return None if self._tokenizer is None else [int(token) for token in self._tokenizer.encode(text)]
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
+        """Return the ids that vLLM makes of a conversation; None without a tokenizer or its template."""
+        return chat_ids(self._tokenizer, messages)
+
+    def prompt_logprobs(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return vLLM's ``prompt_logprobs`` of all tokens, float32 [length - 1, vocabulary]."""
+        self.start(1)
+        (answer,) = self._llm.generate([{"prompt_token_ids": list(ids)}], serving.scoring(), use_tqdm=False)
+        listed = answer.prompt_logprobs[1:]  # nothing stands before the first
+        rows = [torch.tensor([row[token].logprob for token in sorted(row)]) for row in listed]
+        return torch.stack(rows)
 
     def weights(self) -> dict[str, tuple[int, int]]:
         """Return the checksums of the weights that vLLM has not packed for its kernels, joint ones cut to pieces."""
-        if self._llm.llm_engine.model_config.quantization:
+        if self._config.quantization:
             return {}
         found = {}
         for path, module in self._module.named_modules():
@@ -84,11 +91,27 @@ class VllmSession(ServedSession):
 
     def settings(self) -> dict[str, object]:
         """Return what vLLM took from the model's configuration (``engine.hf_overrides`` may change it)."""
-        config = self._llm.llm_engine.model_config.hf_text_config
+        config = self._config.hf_text_config
         return {name: getattr(config, name) for name in SETTINGS if hasattr(config, name)}
 
+    def generation(self) -> dict[str, object]:
+        """Return what a request of ``vllm serve`` is sampled with unless it says otherwise."""
+        found = self._config.get_diff_sampling_param()
+        return {"max_new_tokens" if name == "max_tokens" else name: value for name, value in found.items()}
+
+    @property
+    def _config(self) -> Any:
+        return self._llm.llm_engine.model_config
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            return importlib.import_module("vllm.tokenizers").get_tokenizer(self._config.tokenizer)
+        except Exception:  # noqa: BLE001 - vLLM raises what its parts raise where there is no tokenizer
+            return None
+
     def _begin(self, rows: list[torch.Tensor], room: int) -> Callable[[], Any]:
-        engine, settings, self._first = self._llm.llm_engine, serving.sampling(room), True
+        engine, settings = self._llm.llm_engine, serving.sampling(room)
         self._requests = [
             engine.add_request(str(i), {"prompt_token_ids": row.tolist()}, settings) for i, row in enumerate(rows)
         ]
@@ -107,29 +130,34 @@ class VllmSession(ServedSession):
     def _idle(self) -> bool:
         return not self._requests
 
-    def _counts(self) -> list[int]:
-        rows = len(self._runner.input_batch.req_ids)
-        return [end - start for start, end in pairwise(self._runner.query_start_loc.np[: rows + 1].tolist())]
+    def _pass(self) -> Pass:
+        return serving.shape_of(self._runner)
+
+    def _positions(self) -> dict[str, torch.Tensor]:
+        if getattr(self._runner, "uses_mrope", False):
+            return {}  # three of each token
+        return {POSITIONS: self._runner.positions[: sum(new for _, new in self._pass())].clone()}
 
     def _unfinished(self) -> bool:
-        batch, counts = self._runner.input_batch, self._counts()
-        begun = [int(computed) for computed in batch.num_computed_tokens_cpu[: len(counts)]]
-        ends = [before + count for before, count in zip(begun, counts, strict=True)]
-        short = [end < int(prompt) for end, prompt in zip(ends, batch.num_prompt_tokens[: len(counts)], strict=True)]
-        if len(counts) < len(self._requests) or (any(short) and len(counts) > 1):
+        rows, prompts = self._pass(), self._runner.input_batch.num_prompt_tokens
+        short = [before + new < int(prompts[i]) for i, (before, new) in enumerate(rows)]
+        if len(rows) < len(self._requests) or (any(short) and len(rows) > 1):
             raise RunError(
                 f"vLLM took a part of {len(self._requests)} prompts in one pass: give one prompt, or allow more tokens "
                 f"a pass (engine.max_num_batched_tokens) and rows (the profile's batch)"
             )
-        if self._first:
-            self._first, self.reused = False, sum(begun)
-        if self.reused and self.taps:
-            raise RunError(f"vLLM reused {self.reused} tokens of the prompt, whose tensors are not computed")
+        reused = sum(before for before, _ in rows)
+        if not self.passes and reused and self.taps:
+            raise RunError(f"vLLM reused {reused} tokens of the prompt, whose tensors are not computed")
         return any(short)
 
     def _rows(self) -> Rows | None:
         names = self._runner.input_batch.req_ids
-        return None if len(names) == 1 else Rows([self._requests.index(name) for name in names], self._counts())
+        return (
+            None
+            if len(names) == 1
+            else Rows([self._requests.index(name) for name in names], [new for _, new in self._pass()])
+        )
 
     def _sizes(self, place: Place) -> tuple[int, ...]:
         sizes = getattr(self._module.get_submodule(place.module), "output_sizes", None)

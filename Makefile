@@ -51,16 +51,23 @@ engines: $(ENGINES)/stamp
 mutation: $(VENV)/stamp
 	$(BIN)/python benchmarks/mutation.py --jobs $$(nproc) --results mutation.jsonl
 
-# The kernels for CUDA run on a GPU only; what launches them is left out with them.
-JUDGING := assert_close bad_values comparison deep_json gate_floor gate_numbers gate_options gate_result gate_statistics \
-	gate_suite judging_numbers judging_parts judging_results metrics odd_kinds one_verdict report_text \
-	requested_metrics risk rows rules tokens tolerance units visible
-CUDA_ONLY := */_kernels.py,*/_quick.py,*/_launch.py,*/cuda.py
+# Measuring, judging, gates and relations: every branch, by unit tests and a gate on a real engine. What runs on a GPU
+# only is left out by name: the kernels and what launches them.
+JUDGING := answers assert_close bad_values choices comparison deep_json judging_numbers judging_parts judging_results \
+	localization_result masks measuring_parts metrics namemap odd_kinds one_verdict packed relation_parts report_advice \
+	report_text requested_metrics risk rows rules step_parts tokens tolerance tolerance_files units visible \
+	cli_compare cli_compare_values gate_floor gate_marks gate_numbers gate_options gate_result gate_scoring \
+	gate_statistics gate_suite
+JUDGED := ditto_core.compare,ditto_core.gates,ditto_core.relations,ditto_core.stepping,ditto_core.pair
+COUNTED := */compare/*,*/gates/*,*/relations/*,*/pair/relating.py,$(subst $() ,$(comma),$(addprefix */stepping/,$(addsuffix .py,comparer measuring)))
+CUDA_ONLY := */_kernels.py,*/_quick.py,*/_launch.py,*/_together_cuda.py,*/cuda.py
 
 coverage: $(VENV)/stamp
-	$(BIN)/python -m coverage run --branch --source=ditto_core.compare -m pytest -q -p no:xdist \
-		$(addprefix tests/unit/test_,$(addsuffix .py,$(JUDGING)))
-	$(BIN)/python -m coverage report --show-missing --skip-covered --omit='$(CUDA_ONLY)' --fail-under=95
+	$(BIN)/python -m coverage run --branch --source=$(JUDGED) -m pytest -q -p no:xdist -k "not killed" \
+		$(addprefix tests/unit/test_,$(addsuffix .py,$(JUDGING))) tests/engines/test_gate.py \
+		tests/engines/test_gate_calibration.py
+	$(BIN)/python -m coverage report --show-missing --skip-covered --include='$(COUNTED)' --omit='$(CUDA_ONLY)' \
+		--fail-under=100
 
 reliability: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python benchmarks/reliability.py --results reliability.jsonl --count 60 --fuzz 240

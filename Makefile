@@ -5,7 +5,7 @@
 #                cores; stops at any time and goes on from mutation.jsonl)
 # make reliability  kills, full disks, crashes, interrupts and fuzzing (docs/reliability.md); goes on from
 #                reliability.jsonl
-# make coverage  branches of the comparison that its unit tests reach; fails below the share that was measured
+# make coverage  every branch of measuring, judging, gates and relations has a test, or it fails; what CI runs
 # make foreign  the tests on files of other tools, which it installs (onnxruntime-genai, onnxsim)
 # make engines  every engine of the CPU on the same models, and the tests of ExecuTorch, which it installs into .engines
 # make lint   ruff, format, strict types and the layers of imports
@@ -19,6 +19,8 @@ WORKERS ?= 2
 DEMO ?= .demo
 ENGINES ?= .engines
 VLLM ?= .vllm
+
+comma := ,
 
 # Unit tests that take long by themselves, or start child processes.
 SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *test_report.py *isolate* *executor* \
@@ -53,20 +55,20 @@ mutation: $(VENV)/stamp
 
 # Measuring, judging, gates and relations: every branch, by unit tests and a gate on a real engine. What runs on a GPU
 # only is left out by name: the kernels and what launches them.
-JUDGING := answers assert_close bad_values choices comparison deep_json judging_numbers judging_parts judging_results \
-	localization_result masks measuring_parts metrics namemap odd_kinds one_verdict packed relation_parts report_advice \
-	report_text requested_metrics risk rows rules step_parts tokens tolerance tolerance_files units visible \
-	cli_compare cli_compare_values gate_floor gate_marks gate_numbers gate_options gate_result gate_scoring \
-	gate_statistics gate_suite
-JUDGED := ditto_core.compare,ditto_core.gates,ditto_core.relations,ditto_core.stepping,ditto_core.pair
-COUNTED := */compare/*,*/gates/*,*/relations/*,*/pair/relating.py,$(subst $() ,$(comma),$(addprefix */stepping/,$(addsuffix .py,comparer measuring)))
+JUDGING := answers assert_close bad_values choices comparison deep_json dump_pairs judging_numbers judging_parts \
+	judging_results localization_result masks measuring_parts metrics namemap odd_kinds one_verdict packed \
+	relation_parts report_advice report_text requested_metrics risk rows rules step_parts tokens tolerance \
+	tolerance_files units cli_compare cli_compare_values gate_floor gate_marks gate_numbers gate_options gate_result \
+	gate_scoring gate_statistics gate_suite
+STEP := choices comparer floor logits measured measuring ties
+JUDGED := */compare/*,*/gates/*,*/relations/*,*/pair/relating.py$(subst $() ,,$(patsubst %,$(comma)*/stepping/%.py,$(STEP)))
 CUDA_ONLY := */_kernels.py,*/_quick.py,*/_launch.py,*/_together_cuda.py,*/cuda.py
 
 coverage: $(VENV)/stamp
-	$(BIN)/python -m coverage run --branch --source=$(JUDGED) -m pytest -q -p no:xdist -k "not killed" \
+	$(BIN)/python -m coverage run --branch --source=ditto_core -m pytest -q -p no:xdist -k "not killed" \
 		$(addprefix tests/unit/test_,$(addsuffix .py,$(JUDGING))) tests/engines/test_gate.py \
 		tests/engines/test_gate_calibration.py
-	$(BIN)/python -m coverage report --show-missing --skip-covered --include='$(COUNTED)' --omit='$(CUDA_ONLY)' \
+	$(BIN)/python -m coverage report --show-missing --skip-covered --include='$(JUDGED)' --omit='$(CUDA_ONLY)' \
 		--fail-under=100
 
 reliability: $(VENV)/stamp

@@ -129,7 +129,7 @@ def test_files_that_cannot_be_written_are_said_before_anything_runs(project):
     (project / "base.json").mkdir()
     marked = MarkedGate.of({"name": "nightly", "output": "r.json"}, project)
     marked.check_files(update=False)
-    with pytest.raises(TraceError, match="base.json"):
+    with pytest.raises(TraceError, match=r"base\.json"):
         marked.check_files(update=True)
 
 

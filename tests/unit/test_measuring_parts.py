@@ -1,4 +1,4 @@
-"""Parts of the measurement that a usual pair does not reach: a second block with NaN, octaves, parts that are merged."""
+"""Parts of the measurement that a usual pair does not reach: a second block with NaN, octaves, merged parts."""
 
 import math
 from dataclasses import replace
@@ -12,12 +12,15 @@ from ditto_core.compare import findings
 from ditto_core.compare._accumulate import OCTAVE, Accumulator
 from ditto_core.compare._assemble import assemble
 from ditto_core.compare._blocks import BLOCK
+from ditto_core.compare._columns import BINS, quantiles_of
 from ditto_core.compare.assertion import assert_close
 from ditto_core.compare.bounds import parse_rule
 from ditto_core.compare.masks import as_masks, is_mask, may_hide
-from ditto_core.compare.metrics import make_rules, measure, prepare, run_part, together
+from ditto_core.compare.metrics import ShapeMismatch, make_rules, measure, prepare, run_part, together
+from ditto_core.compare.packed import Pair, measure_all
 from ditto_core.compare.requested import measure_requested
 from ditto_core.compare.tolerance import Tolerance
+from ditto_core.errors import UsageError
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -156,8 +159,38 @@ def test_only_the_last_selector_that_applies_decides_and_no_bound_of_another():
     }
     found = Tolerance.of(table).rules_for(["ab"], 0)
     assert {(rule.selector, rule.metric) for rule in found} == {("a*", "rel_l2"), ("a*", "max_abs")}
-    between = Tolerance.of({"a*": [{"bound": 0.1}], "b": [{"bound": 9.0}]})
-    assert [rule.selector for rule in between.rules_for(["ab"], 0)] == ["a*"]
+
+
+def test_bounds_of_one_selector_hold_together_though_another_stands_between_them():
+    """As `ditto compare --rule a*=... --rule *=... --rule a*=...` gives them."""
+    first, between, last = (
+        parse_rule("a*", 0.1),
+        parse_rule("*", 9.0),
+        parse_rule("a*", {"metric": "max_abs", "bound": 1}),
+    )
+    rules = (first, between, replace(last, also=True))
+    assert set(Tolerance(rules=rules).rules_for(["ab"], 0)) == {first, last}
+
+
+def test_quantiles_by_octave_alone_are_within_their_octave():
+    """What a kernel on CUDA counts of many pairs: zeros, then octaves by the exponent in bfloat16."""
+    errors = torch.tensor([[0.0, 1.0, 1.5, 3.0], [0.0, 0.0, 0.0, 0.25]], dtype=torch.float64)
+    bins = np.zeros((2, BINS), np.int64)
+    for row, each in enumerate(errors.tolist()):
+        for error in each:
+            bins[row, 0 if error == 0 else 1 + 127 + math.frexp(error)[1] - 1] += 1
+    found = quantiles_of(bins, np.array([4, 4]), errors.numpy().max(1))
+    p50, p999 = found[0], found[3]
+    assert (1.0 <= p50[0] <= 2.0, p50[1]) == (True, 0.0)
+    assert p999.tolist() == [3.0, 0.25]  # no more than the largest error
+
+
+def test_a_mask_or_axes_that_do_not_fit_are_the_error_of_their_pair_alone():
+    pairs = [Pair(*noisy(16)) for _ in range(3)]
+    with pytest.raises(UsageError, match="2 axes for 1 dimensions"):
+        measure_all([*pairs, pairs[0]._replace(axes=("batch", ""))])
+    mask = torch.ones(5, dtype=torch.bool)
+    assert isinstance(measure_all([*pairs, pairs[0]._replace(valid=mask)])[3], ShapeMismatch)
 
 
 @pytest.mark.parametrize(

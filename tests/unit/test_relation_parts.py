@@ -64,12 +64,15 @@ def test_every_relation_holds_for_eager_beside_its_own_noise(session, model):
     assert len(found) == 7
     assert all("noise floor" in r.verdict.rule for r in found[0].comparison)
     assert str(found[0]).startswith("prefill = single steps: holds, ")
+    found[0].assert_holds()
+    assert found[0].to_json()["first"] is None
 
 
 def test_shapes_agree_with_rows_alone_and_with_the_reference(session, model):
     alone = Relations(session, Terms(profile=SMALL), longest=8).assert_shapes(IDS)
     beside = Relations(session, Terms(profile=SMALL), reference=EagerSession(model, TAPS, dtype="float64"), longest=8)
     assert len(alone) == len(beside.assert_shapes(IDS)) == len(sizes(SMALL, 8))
+    assert sizes(SMALL)[:3] == [(1, 1, 0), (1, 4, 2), (2, 6, 6)]
 
 
 def test_shapes_need_a_profile_with_steps_to_each_size(session):

@@ -9,7 +9,7 @@ import pytest
 
 from ditto_core.gates.signature import SIGNATURE as GATE_SIGNATURE
 from ditto_core.system.gpus import pin_gpu
-from pytest_ditto import bench, examples, gate, marker, pytest_options, reporting, reports
+from pytest_ditto import bench, examples, gate, marker, needs, pytest_options, reporting, reports
 from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
 from pytest_ditto.gate import _ditto_gate_shard, ditto_gate
 from pytest_ditto.relations import ditto_relations
@@ -90,6 +90,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wrong = marker.check_items(items)
     if wrong and pytest_options.is_strict(config) and not hasattr(config, "workerinput"):
         raise pytest.UsageError(*(f"{nodeid}: {error}" for nodeid, error in wrong.items()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Write what the tests need of the cache instead of running them, where that was asked for."""
+    return needs.written(session)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -46,6 +46,7 @@ class PytestOptions:
     calibrate: Path | None = None
     update_baseline: bool = False
     pin_gpus: bool = True
+    needs: Path | None = None
     strict: bool = False
 
 
@@ -194,6 +195,12 @@ SETTINGS = (
         read_switch,
         "Run the references of accuracy gates and rewrite their baselines",
         switch=True,
+    ),
+    Setting(
+        "needs",
+        read_file,
+        "Write what the collected tests need of the cache to FILE (JSON) and run none; see `ditto cache needs`",
+        "FILE",
     ),
     Setting(
         "pin_gpus",

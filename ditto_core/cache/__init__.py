@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.cache._root import ENVIRONMENT, default_root, is_url
 
 if TYPE_CHECKING:
-    from ditto_core.cache._entry import Entry, Problem, content_digest, link_or_copy
+    from ditto_core.cache._entry import Entry, Held, Problem, content_digest, link_or_copy
     from ditto_core.cache._store import Cache
 
-_LAZY = {"Cache": "_store"} | dict.fromkeys(("Entry", "Problem", "content_digest", "link_or_copy"), "_entry")
+_LAZY = {"Cache": "_store"} | dict.fromkeys(("Entry", "Held", "Problem", "content_digest", "link_or_copy"), "_entry")
 
-__all__ = ["ENVIRONMENT", "Cache", "Entry", "Problem", "content_digest", "default_root", "is_url", "link_or_copy"]
+__all__ = [
+    "ENVIRONMENT",
+    "Cache",
+    "Entry",
+    "Held",
+    "Problem",
+    "content_digest",
+    "default_root",
+    "is_url",
+    "link_or_copy",
+]
 
 
 def __getattr__(name: str) -> Any:

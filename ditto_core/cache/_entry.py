@@ -50,6 +50,26 @@ class Problem:
     what: str
 
 
+@dataclass(frozen=True)
+class Held:
+    """An entry that is there, by its manifest: in the cache, or in the ``remote`` store alone. ``files``: facts of each
+    by name, ``size`` among them, in bytes.
+    """
+
+    files: Mapping[str, Mapping[str, Any]]
+    remote: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(int(facts["size"]) for facts in self.files.values())
+
+    @property
+    def digest(self) -> str:
+        """What :func:`content_digest` gives of the entry."""
+        return fingerprint(self.files)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Make ``target`` a hard link to ``source``, or a copy where links are not possible. Neither may be written to."""
     try:

@@ -56,21 +56,35 @@ class Remote:
 
         Raises :class:`DamagedRemote` when a file is missing or its content is not what the manifest says.
         """
+        text = self._read(kind, key)
+        if text is None:
+            return False
+        for name, facts in self._parsed(kind, key, text)["files"].items():
+            self._fetch_file(directory, name, facts)
+        (directory / MANIFEST).write_bytes(text)
+        return True
+
+    def manifest(self, kind: str, key: str) -> dict[str, Any] | None:
+        """Return an entry's manifest, None when it is not there. Raises :class:`DamagedRemote` for what is none."""
+        text = self._read(kind, key)
+        return None if text is None else self._parsed(kind, key, text)
+
+    def _read(self, kind: str, key: str) -> bytes | None:
         fs, _ = self._opened
         fs.invalidate_cache()
         try:
-            text = fs.cat_file(self._manifest(kind, key), start=0, end=LARGEST_MANIFEST + 1)
+            text: bytes = fs.cat_file(self._manifest(kind, key), start=0, end=LARGEST_MANIFEST + 1)
         except FileNotFoundError:
-            return False
+            return None
+        return text
+
+    def _parsed(self, kind: str, key: str, text: bytes) -> dict[str, Any]:
         if len(text) > LARGEST_MANIFEST:
             raise DamagedRemote(f"its manifest is too large, expected at most {LARGEST_MANIFEST} bytes")
         body = parse_manifest(text)
         if body is None or (body["kind"], body["key"]) != (kind, key):
             raise DamagedRemote("its manifest is damaged")
-        for name, facts in body["files"].items():
-            self._fetch_file(directory, name, facts)
-        (directory / MANIFEST).write_bytes(text)
-        return True
+        return body
 
     def push(self, directory: Path, *, replace: bool = False) -> None:
         """Store the finished entry in a directory. ``replace`` overwrites files that exist."""

@@ -23,6 +23,7 @@ from filelock import Timeout
 from ditto_core.cache._entry import (
     MANIFEST,
     Entry,
+    Held,
     Problem,
     Usage,
     damage,
@@ -128,6 +129,24 @@ class Cache(Place):
             if self.remote:
                 self._push(path, say, replace=True)
         return path
+
+    def find(self, kind: str, key: str) -> Held | None:
+        """Return what the manifest of an entry says: the cache's, else the store's. Nothing is verified or fetched.
+
+        Raises :class:`CacheError` when the store cannot be read.
+        """
+        body = read_manifest(self.root / checked(kind) / checked(key))
+        if body is not None or not self.remote:
+            return None if body is None else Held(body["files"])
+        try:
+            body = Remote(self.remote).manifest(kind, key)
+        except DamagedRemote:
+            return None  # the next use builds it, and replaces it there
+        except CacheError:
+            raise
+        except Exception as error:
+            raise CacheError(f"{self.remote} cannot be read ({error_line(error)})") from error
+        return None if body is None else Held(body["files"], remote=True)
 
     def entries(self) -> list[Entry]:
         """Return all finished entries, most recently used first."""

@@ -1,4 +1,5 @@
-"""Many small pairs in a constant number of operations: on the CPU by row of a matrix, on CUDA in one kernel.
+"""Many small pairs in a constant number of operations: on the CPU by row of a matrix, on CUDA in one kernel
+(`_together_cuda`).
 
 Both give columns of sums for :mod:`ditto_core.compare._columns`. A pair that holds NaN or Inf is found by its sums and
 left to :func:`~ditto_core.compare.metrics.measure`: ``plain`` tells which pairs hold none.
@@ -17,24 +18,7 @@ from ditto_core.compare._accumulate import EXPONENT_BITS, Rules
 from ditto_core.compare._arithmetic import Counts
 from ditto_core.compare._assemble import QUANTILES, bin_values
 from ditto_core.compare._blocks import Floats
-from ditto_core.compare._launch import (
-    COLUMNS,
-    LANES,
-    OCTAVES,
-    PROGRAMS_PER_CORE,
-    combine,
-    cores,
-    lines,
-    row_sums,
-    run_exact,
-)
-
-Sides = Sequence[Sequence[torch.Tensor]]
-"""The engine's tensors, the reference's and, where some elements do not count, the masks: a stack of each shape."""
-
-
-PIECE = 8192
-"""Elements of a row that one program takes: one of a vocabulary's width would keep the others waiting."""
+from ditto_core.compare._launch import OCTAVES
 
 
 class Sums(NamedTuple):
@@ -46,47 +30,6 @@ class Sums(NamedTuple):
     quantiles: Floats | None
     rows: Floats
     plain: npt.NDArray[np.bool_]
-
-
-def on_cuda(sides: Sides, widths: Counts, rules: Sequence[Rules]) -> Sums:
-    """Measure pairs of one dtype a side on their device; ``widths``: of the element rows of all pairs, in order."""
-    from ditto_core.compare.cuda import plain
-
-    sizes = np.repeat(*np.array([(side[0].numel(), len(side)) for side in sides[0]]).T)
-    flat = [plain(side[0] if len(side) == 1 else torch.cat([part.view(-1) for part in side])) for side in sides]
-    blocks = -(-sizes // LANES)
-    most = max(1, blocks.sum() // (cores(flat[0]) * PROGRAMS_PER_CORE))  # blocks of a program
-    programs = -(-blocks // most)
-    pieces, firsts = cut(widths)
-    cuts = np.cumsum([sizes.size * OCTAVES, programs.sum() * len(COLUMNS)])
-    out = flat[0].new_zeros(int(cuts[1]) + 2 * pieces.size, dtype=torch.int64)
-    run_exact(flat, out[: cuts[1]], lines(sizes, blocks, programs, rules), sizes.size)
-    row_sums(flat, pieces, out[cuts[1] :].view(torch.float64))
-    octaves, rows, by_row = np.split(out.cpu().numpy(), cuts)
-    found = combine(rows.reshape(-1, len(COLUMNS)), programs.cumsum() - programs)
-    octaves = octaves.reshape(-1, OCTAVES)
-    octaves[:, 0] -= found["zeros"]
-    unusual = (found["nonfinite"] > 0) | (found["extreme"] > 0)
-    row_squares = np.add.reduceat(by_row.view(np.float64).reshape(2, -1), firsts, axis=1)
-    return Sums(found, octaves, None, row_squares, ~unusual)
-
-
-def sums_of_rows(sides: Sequence[torch.Tensor], widths: Counts) -> Floats:
-    """Return the squared error and size of each element row of a pair on its device, float64 [2, rows]."""
-    from ditto_core.compare.cuda import plain
-
-    pieces, firsts = cut(widths)
-    found: Floats = np.add.reduceat(row_sums([plain(side) for side in sides], pieces).cpu().numpy(), firsts, axis=1)
-    return found
-
-
-def cut(widths: Counts) -> tuple[Counts, Counts]:
-    """Return the widths of pieces of rows, none too long for one program, and the first piece of each row."""
-    counts = -(-widths // PIECE)
-    ends = counts.cumsum()
-    pieces = np.full(int(ends[-1]), PIECE)
-    pieces[ends - 1] = widths - (counts - 1) * PIECE
-    return pieces, ends - counts
 
 
 def on_cpu(flat: Sequence[torch.Tensor], row: int, rules: Rules) -> Sums:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsFile, WritesArtifacts, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
+from ditto_core.engines.keys import content_key, engine_key, graph_key, outline_key
 from ditto_core.errors import UsageError, check_type
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec, ModelSource
@@ -141,8 +141,7 @@ class Workspace:
 
     def graph(self, spec: EngineSpec) -> Export:
         """Return the export with its ONNX graph, whatever the backend is."""
-        sizes = [spec.dynamic, [name for name, _ in spec.profile.more], spec.later, spec.operators]
-        key = fingerprint(self.digest(spec.model), spec.dtype, spec.attention, spec.opset, sizes, export_versions())
+        key = graph_key(spec, self.digest(spec.model))
 
         def make(directory: Path) -> None:
             self._export_into(spec, directory)
@@ -203,14 +202,9 @@ class Workspace:
         return True
 
     def _outline(self, spec: EngineSpec) -> Export:
-        import transformers
-
-        from ditto_core.model.export import FORMAT
         from ditto_core.model.summary import outline
-        from ditto_core.version import __version__
 
-        versions = [__version__, FORMAT, transformers.__version__]
-        key = fingerprint("outline", self.digest(spec.model), spec.dtype, spec.attention, versions)
+        key = outline_key(spec, self.digest(spec.model))
 
         def make(directory: Path) -> None:
             with self.progress(f"looking at {spec.model.label}"):
@@ -225,12 +219,9 @@ class Workspace:
         backend = get_backend(spec.backend)
         backend.check(spec)
         exported = self.export(spec)
-        facts = {name: value for name, value in spec.to_json().items() if name != "model"}  # the export has its content
-        content = exported.directory.name  # an outline has no weights: its key stands for them
-        if exported.onnx_path.exists():
-            content = fingerprint(content_digest(exported.directory), export_versions())
-        own = backend.content(spec) if isinstance(backend, RunsFile) else {}
-        key = fingerprint(content, facts, {**backend.versions(), **own})
+        has_graph = exported.onnx_path.exists()
+        content = content_key(exported.directory.name, content_digest(exported.directory) if has_graph else "")
+        key = engine_key(spec, backend, content)
         artifacts = self.artifacts / f"{spec.model.label}-{spec.label}" if self.artifacts else None
 
         made = []
@@ -311,17 +302,6 @@ def model_digest(model: LoadedModel) -> str:
 def size(model: LoadedModel) -> int:
     """Return the bytes of a model's parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*model.module.parameters(), *model.module.buffers()))
-
-
-def export_versions() -> list[str | int]:
-    """Return what decides an export beside the model. Importing onnxscript for its version would take seconds."""
-    import torch
-    import transformers
-
-    from ditto_core.model.export import FORMAT
-    from ditto_core.version import __version__
-
-    return [__version__, FORMAT, torch.__version__, transformers.__version__, metadata.version("onnxscript")]
 
 
 def description(spec: EngineSpec) -> dict[str, str]:

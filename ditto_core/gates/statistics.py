@@ -104,12 +104,11 @@ def unpaired_detectable(n: int, *, alpha: float, beta: float, sigma: float = WOR
 @cache
 def critical(pairs: int, alpha: float) -> int:
     """Return the least number of worse pairs among ``pairs`` that is significant; ``pairs + 1`` when none is."""
-    total = 0
-    for k in range(pairs, -1, -1):
-        total += math.comb(pairs, k)
-        if total / 2**pairs >= alpha:
-            return k + 1
-    return 0
+    total, least = 0, pairs + 1
+    while total / 2**pairs < alpha:
+        least -= 1
+        total += math.comb(pairs, least)
+    return least + 1
 
 
 def binomial(n: int, k: int, p: float) -> float:

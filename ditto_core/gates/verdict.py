@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ditto_core.compare._record import decode, encode
+from ditto_core.compare._record import encode
 from ditto_core.gates import policy as names
 from ditto_core.gates.bootstrap import Interval, quantile_interval, ratio_interval
 from ditto_core.gates.limits import Limits, rule_of_three
@@ -49,11 +49,6 @@ class GateVerdict:
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for strict JSON."""
         return {name: encode(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> GateVerdict:
-        """Inverse of :meth:`to_json`."""
-        return cls(**{name: decode(value) for name, value in data.items()})
 
 
 def judge(records: Sequence[Record], policy: Policy, dtype: str, floor: str = "") -> tuple[GateVerdict, ...]:

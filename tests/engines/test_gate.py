@@ -16,8 +16,9 @@ import torch
 from ditto_core.engines.workers import local_processes
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import RunError, UsageError
-from ditto_core.gates import Baseline, Gate, Sample, Shard, Suite, merge, run_gate, scoring
+from ditto_core.gates import Baseline, Gate, GateResult, Sample, Shard, Suite, merge, run_gate, scoring
 from ditto_core.gates.gate import floor_dtype
+from ditto_core.gates.marker import MarkedGate
 from ditto_core.gates.scoring import Scorer
 from ditto_core.model.checkpoint import Language
 from ditto_core.model.loading import tiny_decoder
@@ -235,6 +236,28 @@ def test_a_baseline_replaces_the_reference(workspace, whole):
     assert "kl_mean" not in {v.metric for v in result.verdicts}  # it needs the reference's logits
     quantized = run_gate(tiny_gate(quantize="int8"), workspace, baseline=Baseline.of(whole))
     assert {v.metric: v for v in quantized.verdicts}["top1_disagreement"].estimate > 0
+
+
+def test_a_marked_gate_writes_its_baseline_then_runs_from_it(workspace, tmp_path):
+    marked = MarkedGate.of({"baseline": "base.json", "output": "out.json"}, tmp_path)
+    gate, whole = tiny_gate(tiny_suite(4, 1, 1)), Shard(1, 1)
+    written = marked.run(gate, workspace, whole, update=True, together=lambda part: part)
+    assert set(Baseline.load(tmp_path / "base.json").samples) == set(gate.suite.ids)
+    again = marked.run(gate, workspace, whole, update=False, together=lambda part: part)
+    assert [r.reference for r in again.records] == [r.reference for r in written.records]
+    assert all(not r.kl for r in again.records)  # the reference did not run
+    assert comparable(GateResult.load(tmp_path / "out.json")) == comparable(again)
+    bare = MarkedGate.of({}, tmp_path).run(gate, workspace, whole, update=False, together=lambda part: part)
+    assert comparable(bare) == comparable(written)
+
+
+def test_a_result_of_another_gate_is_told_by_what_differs(whole):
+    assert tiny_gate().differences(whole) == []
+    other = replace(tiny_gate(tiny_suite(7), quantize="int8"), max_new_tokens=5)
+    found = [line.split(" is ")[0] for line in other.differences(whole)]
+    assert found == ["its suite", "its samples", "its engine", "its max_new_tokens"]
+    engine = tiny_gate(reference="onnxruntime:float16")
+    assert engine.differences(whole) == ["its reference is 'eager float32', expected 'onnxruntime float16'"]
 
 
 def test_a_baseline_that_lacks_a_sample_or_is_of_others_is_refused(workspace, whole):

@@ -57,6 +57,13 @@ def test_an_interrupted_calibration_goes_on_where_it_stopped(workspace, tmp_path
     assert resumed == calibrate_suite(work, suite, workspace)
 
 
+def test_a_reference_that_is_an_engine_is_part_of_what_a_calibration_is(workspace, suite):
+    eager, engine = (
+        Calibration.of(tiny_gate(suite, reference), TAPS[1:], workspace) for reference in ("eager", "onnxruntime")
+    )
+    assert eager.key(suite, workspace) != engine.key(suite, workspace)
+
+
 def test_a_sample_that_does_not_fit_is_named(workspace):
     long = Suite("long", (Sample("long", text=(1,) * 600),))
     with pytest.raises(UsageError, match="sample 'long': step needs length 600"):

@@ -9,6 +9,8 @@ from ditto_core.gates import GateResult, Policy, merge
 from ditto_core.gates.baseline import Baseline
 from ditto_core.gates.record import Record, Side
 from ditto_core.gates.result import Identity
+from ditto_core.gates.text import table
+from ditto_core.system.fingerprint import fingerprint
 from ditto_core.system.receipt import Receipt
 
 IDENTITY = Identity("s", "d", "m", "e" * 64, "engine float32", "r" * 64, "eager float32", "float32", 4)
@@ -101,7 +103,9 @@ def test_a_missing_sample_fails_and_is_named():
 
 
 def test_a_gate_whose_metrics_have_no_limit_does_not_pass():
-    assert not result(answers(), limits={"accuracy_drop": math.inf})
+    unlimited = result(answers(), limits={"accuracy_drop": math.inf})
+    assert not unlimited
+    assert unlimited.summary.endswith("FAILED, none of its metrics has a limit")
 
 
 def test_a_result_survives_json_and_is_judged_anew(tmp_path):
@@ -200,3 +204,34 @@ def test_what_is_no_gate_result_is_one_clear_line(tmp_path, data):
         match=r"^\S+result.json: no gate result: .*expected what `ditto gate run` and",
     ):
         GateResult.load(path)
+
+
+def test_a_result_that_is_not_there_or_of_no_shard_is_one_clear_line(tmp_path):
+    with pytest.raises(UsageError, match=r"none.json is no gate result \(No such file or directory\), expected what"):
+        GateResult.load(tmp_path / "none.json")
+    with pytest.raises(UsageError, match="no shard to merge"):
+        merge([])
+
+
+def test_a_result_shows_its_summary_and_its_verdicts_as_a_table():
+    whole = result([*answers(worse=12, both=8), text("t", 10.0, 10.0, kl=(0.1, 0.2))], limits={"kl_mean": math.inf})
+    assert repr(whole) == f"<GateResult: {whole.summary}>"
+    rows = {line.split()[0]: line for line in table(whole).splitlines()}
+    assert "failed" in rows["accuracy_drop"]
+    assert "p 0.00024" in rows["accuracy_drop"]  # 2^-12: twelve worse, none better
+    assert " - " in rows["kl_mean"]
+    assert table(replace(whole, records=whole.records[1:])) == ""
+
+
+def test_a_baseline_of_an_older_schema_lacking_a_sample_or_of_others_is_refused(tmp_path):
+    baseline = Baseline.of(result(answers(both=2)))
+    with pytest.raises(UsageError, match="the baseline lacks sample 'q9'"):
+        baseline.known("q9")
+    path = tmp_path / "baseline.json"
+    baseline.save(path)
+    data = json.loads(path.read_text())
+    data["schema"] = 1
+    del data["digest"]
+    path.write_text(json.dumps({**data, "digest": fingerprint(data)}))
+    with pytest.raises(UsageError, match="has schema 1, expected 2: write it anew"):
+        Baseline.load(path)

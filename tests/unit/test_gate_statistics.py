@@ -132,6 +132,8 @@ def test_a_limit_moves_what_the_plan_can_detect():
     points = 1 + 100 * (1.6448536 + 0.8416212) * math.sqrt(0.05 / 400)
     assert f"on 400 samples: {points:.2f} points (limit 1)" in accuracy
     assert perplexity == "perplexity of 4 texts is reported, not judged"
+    _, accuracy, _ = plan(tiny_suite(4, 400, 0), Policy(limits={"accuracy_drop": math.inf}), "float32")
+    assert accuracy == "accuracy of 400 samples is reported, not judged"
 
 
 def test_the_plan_of_prompts_alone_says_that_there_is_nothing_to_detect():

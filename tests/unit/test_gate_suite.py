@@ -2,9 +2,10 @@ import json
 
 import pytest
 
+from ditto_core import gates
 from ditto_core.errors import UsageError
 from ditto_core.gates.shards import Shard
-from ditto_core.gates.suite import Sample, load_suite
+from ditto_core.gates.suite import Sample, Suite, load_suite, multiple_choice
 from tests.gate_suites import tiny_suite, write_suite
 
 
@@ -144,3 +145,22 @@ def test_a_negative_number_of_samples_is_refused():
 def test_a_misspelt_suite_gets_the_nearest_name_even_below_a_folder(tmp_path):
     with pytest.raises(UsageError, match="did you mean 'classics'"):
         load_suite(tmp_path / "clasics")
+
+
+def test_questions_are_made_of_words_and_of_passages_that_are_long_enough():
+    with pytest.raises(UsageError, match="sample 'ids' is no text"):
+        multiple_choice(Suite("s", (Sample("ids", text=(1, 2, 3)),)))
+    with pytest.raises(UsageError, match="suite s-choice has no sample"):
+        multiple_choice(Suite("s", (Sample("short", text="a few words only"),)))
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path):
+    path = tmp_path / "suite.jsonl"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"suite .*suite\.jsonl cannot be read: .*codec"):
+        load_suite(path)
+
+
+def test_a_module_attribute_that_is_none_is_an_error_of_python():
+    with pytest.raises(AttributeError, match=r"'ditto_core\.gates' has no attribute 'Gates'"):
+        gates.Gates  # noqa: B018

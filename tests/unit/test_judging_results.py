@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ditto_core.compare.judging import judge, unjudged
+from ditto_core.compare.judging import judge, unjudged, usual_floors
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.row import RowError
@@ -156,3 +156,23 @@ def test_a_quantized_engine_needs_logits_or_a_rule_for_each_output(dtype, result
     assert bool(unjudged(dtype, results, [])) is missing
     logits = measure_logits(torch.ones(1, 4), torch.ones(1, 4), dtype="float32", step=0)
     assert unjudged(dtype, results, [logits]) == {}
+
+
+def test_what_depends_on_a_near_tie_of_the_reference_is_not_judged():
+    (found,) = judged(result(error=0.5, tied="experts nearly tie"))
+    assert (found.verdict.status, found.verdict.rule, found.verdict.value) == (
+        INCONCLUSIVE,
+        "experts nearly tie",
+        pytest.approx(0.5),
+    )
+
+
+def test_a_reason_says_how_much_a_sites_own_sums_cancel():
+    (found,) = judged(result(floor=math.inf, conditioning=1234.0))
+    assert found.verdict.rule.endswith("first at x; sum of |terms| here is 1.2e+03 x |sum|")
+
+
+def test_only_floors_that_were_measured_make_a_usual_one():
+    assert usual_floors([result(step=1, floor=None), result(step=1, floor=0.01), result(step=2, floor=0.03)]) == {
+        ("x", True): pytest.approx(0.02)
+    }

@@ -1,0 +1,55 @@
+"""What an export and an engine are cached under: digests of all that decides their bytes."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from ditto_core.backends.base import Backend, RunsFile
+from ditto_core.system.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from ditto_core.spec import EngineSpec
+
+
+def graph_key(spec: EngineSpec, model: str) -> str:
+    """Return the key of an export with an ONNX graph; ``model`` is the digest of the model's content."""
+    sizes = [spec.dynamic, [name for name, _ in spec.profile.more], spec.later, spec.operators]
+    return fingerprint(model, spec.dtype, spec.attention, spec.opset, sizes, export_versions())
+
+
+def outline_key(spec: EngineSpec, model: str) -> str:
+    """Return the key of an export without a graph, for a backend that builds from the source."""
+    import transformers
+
+    from ditto_core.model.export import FORMAT
+    from ditto_core.version import __version__
+
+    versions = [__version__, FORMAT, transformers.__version__]
+    return fingerprint("outline", model, spec.dtype, spec.attention, versions)
+
+
+def content_key(export: str, digest: str) -> str:
+    """Return what stands for an export in its engines' keys: the ``digest`` of its files where it has a graph.
+
+    An outline has no weights and gets no ``digest``: its own key, ``export``, stands for them.
+    """
+    return fingerprint(digest, export_versions()) if digest else export
+
+
+def engine_key(spec: EngineSpec, backend: Backend, content: str) -> str:
+    """Return the key of an engine; ``content`` as :func:`content_key` gives it."""
+    facts = {name: value for name, value in spec.to_json().items() if name != "model"}  # the export has its content
+    own = backend.content(spec) if isinstance(backend, RunsFile) else {}
+    return fingerprint(content, facts, {**backend.versions(), **own})
+
+
+def export_versions() -> list[str | int]:
+    """Return what decides an export beside the model. Importing onnxscript for its version would take seconds."""
+    import torch
+    import transformers
+
+    from ditto_core.model.export import FORMAT
+    from ditto_core.version import __version__
+
+    return [__version__, FORMAT, torch.__version__, transformers.__version__, metadata.version("onnxscript")]

@@ -1,0 +1,52 @@
+"""Two dumps side by side: opened ones, a trace beside another tool's file, and pairs that cannot be compared."""
+
+import pytest
+import torch
+
+from ditto_core.compare import dumps
+from ditto_core.compare.dumps import compare_dumps, packing, problem
+from ditto_core.dumps import open_dump
+from ditto_core.session import SessionInfo
+from ditto_core.sites import Tap
+from ditto_core.trace import TraceWriter
+from tests.unit.saved import X, safetensors
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_order_is_that_of_the_side_that_knows_the_topology(tmp_path, swap):
+    names = ("z.first", "a.second")
+    with TraceWriter(tmp_path / "trace", SessionInfo("e", "e", "float32"), [Tap(n, n) for n in names]) as writer:
+        writer.write_step({}, {}, dict.fromkeys(names, X))
+    file = safetensors(tmp_path / "x.safetensors", **{name: X.clone() for name in sorted(names)})
+    sides = (open_dump(tmp_path / "trace"), file)
+    pairs = compare_dumps(*(reversed(sides) if swap else sides))
+    assert [pair.name for pair in pairs.pairs()] == list(names)
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "said"),
+    [
+        ((5, 8), (2, 3, 8), True),
+        ((1, 5, 8), (2, 3, 8), True),
+        ((7, 8), (2, 3, 8), False),
+        ((5, 9), (2, 3, 8), False),
+    ],
+)
+def test_packed_tokens_beside_padded_rows_are_called_that(short, long, said):
+    assert ("padding" in packing(torch.zeros(short), torch.zeros(long))) is said
+
+
+def test_tensors_without_numbers_of_their_own_cannot_be_compared():
+    assert "complex numbers against real ones" in problem(torch.zeros(2, dtype=torch.complex64), torch.zeros(2))
+    assert problem(torch.zeros(2, dtype=torch.bits8), torch.zeros(2))
+
+
+def test_an_etdump_beside_its_record_is_opened_with_it(tmp_path, monkeypatch):
+    """A stand-in for the reader, which needs ExecuTorch."""
+    names = {"a": "etdump", "b": "etrecord"}
+    monkeypatch.setattr(dumps, "format_of", lambda path: type("Form", (), {"name": names[path.name]}))
+    opened = []
+    monkeypatch.setattr(dumps, "open_pair", lambda *sides: opened.append(sides) or sides[:2])
+    found = dumps.run_and_record((tmp_path / "a", tmp_path / "b"), {"debug_buffer": "buffer"})
+    assert opened == [(tmp_path / "a", tmp_path / "b", "buffer")]
+    assert found == (tmp_path / "a", tmp_path / "b")

@@ -38,9 +38,9 @@ demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
 		--ditto-report=html:$(DEMO)/report.html
 
-# What compiles for minutes is in `make engines`. tests/integration runs pytest inside pytest, which loads parts of torch
+# What compiles or starts processes for minutes is in `make engines`. tests/integration runs pytest inside pytest, which loads parts of torch
 # twice; it gets processes of its own.
-COMPILED := tests/engines/test_every_engine.py tests/engines/test_conformance_compiled.py
+COMPILED := tests/engines/test_every_engine.py tests/engines/test_conformance_compiled.py tests/engines/test_ranks.py
 test: $(VENV)/stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/integration $(addprefix --ignore=,$(COMPILED))
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/integration

@@ -2,7 +2,8 @@
 
 Random bfloat16 Llamas, a bfloat16 engine with taps on every block, attention, MLP and norm, a prompt of 64 tokens and
 eight steps. Each part runs in a process of its own and adds one JSON line to ``DIR/SIZE.jsonl``: seconds, peak resident
-bytes (and those that are no mapped file), peak bytes of the GPU, bytes of the cache. Parts that are there are left out.
+bytes (and those that are no mapped file), peak bytes of the GPU, bytes of the cache that are not the checkpoint's own
+files. Parts that are there are left out. ``--size 70b --sparse`` traces a checkpoint that is mostly holes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,15 @@ WIDTHS = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2},
     "1.5b": {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8},
 }
-LAYERS = {"tiny": 2, "1.5b": 16, "8b": 32}
+LAYERS = {"tiny": 2, "1.5b": 16, "8b": 32, "70b": 80}
 OUTPUTS = ("model.layers.*", "model.layers.*.self_attn", "model.layers.*.mlp", "model.layers.*.*norm", "model.norm")
 PARTS = ("make", "export", "build", "first", "second", "localize")
+SPARSE = ("make", "digest", "plan", "export", "again")
+"""What can be done with a checkpoint of holes: nothing that computes."""
+DRAWN = ("0", "rest")
+"""The files of a sparse checkpoint that hold numbers: the first layer's, and the one without layers."""
 PROMPT = [list(range(10, 74))]
 STEPS = 8
 
@@ -71,10 +77,12 @@ def gpu_bytes() -> int:
     return int(total - free)
 
 
-def make(directory: Path, size: str) -> dict[str, Any]:
-    """Write a random checkpoint, a shard for each layer and one for the rest, without holding the model."""
+def make(directory: Path, size: str, sparse: bool) -> dict[str, Any]:
+    """Write a random checkpoint, a shard for each layer and one for the rest, without holding the model.
+
+    ``sparse``: all files but those of :data:`DRAWN` are a header and a hole, which reads as zeros.
+    """
     import torch
-    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     vocabulary = 256 if size == "tiny" else 128256
@@ -87,13 +95,42 @@ def make(directory: Path, size: str) -> dict[str, Any]:
     for name in shapes:
         groups.setdefault(name.split(".")[2] if ".layers." in name else "rest", []).append(name)
     for group, names in groups.items():
-        tensors = {name: drawn(shapes[name], generator) for name in names}
-        save_file(tensors, directory / f"model-{group}.safetensors", metadata={"format": "pt"})
+        file, own = directory / f"model-{group}.safetensors", {name: shapes[name] for name in names}
+        write(file, own, None if sparse and group not in DRAWN else generator)
         places |= dict.fromkeys(names, f"model-{group}.safetensors")
     config.save_pretrained(directory)
     index = {"metadata": {}, "weight_map": places}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     return {}
+
+
+def write(path: Path, shapes: Mapping[str, Any], generator: Any) -> None:
+    """Write a safetensors file of bfloat16, tensor by tensor; a hole in their place without a generator."""
+    import torch
+
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [end, end + 2 * shape.numel()]}
+        end += 2 * shape.numel()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in shapes.values() if generator is not None else ():
+            file.write(memoryview(drawn(shape, generator).view(torch.uint8).numpy()))
+        file.truncate(8 + len(text) + end)
+
+
+def plan(module: Any) -> dict[str, Any]:
+    """Return the bytes of a model, of its largest block, and of what is in no block, as stored."""
+    from ditto_core.model.placing import blocks, only_in_blocks
+
+    inside = only_in_blocks(module)
+    sizes = {id(p): p.nbytes for p in module.parameters()}
+    largest = max(sum(p.nbytes for p in block.parameters()) for block in blocks(module))
+    outside = sum(size for key, size in sizes.items() if key not in inside)
+    return {"whole": sum(sizes.values()), "block": largest, "outside": outside, "blocks": len(blocks(module))}
 
 
 def drawn(shape: Any, generator: Any) -> Any:
@@ -113,7 +150,7 @@ def pair_of(directory: Path, backend: str, device: str) -> Iterator[Any]:
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import EngineSpec
 
-    dtype = "bfloat16" if backend.startswith("tensorrt") else "float16"
+    dtype = "float16" if backend == "onnxruntime" else "bfloat16"
     spec = EngineSpec.of(str(directory / "model"), backend=backend, dtype=dtype, outputs=OUTPUTS)
     workspace = Workspace(Cache(directory / "cache"))
     with closing(Pair(workspace, spec, PairOptions(device=device))) as pair:
@@ -123,7 +160,11 @@ def pair_of(directory: Path, backend: str, device: str) -> Iterator[Any]:
 def run(part: str, directory: Path, backend: str, device: str) -> dict[str, Any]:
     """Run one part."""
     with pair_of(directory, backend, device) as pair:
-        if part == "export":
+        if part == "digest":
+            return {"digest": pair.workspace.digest(pair.spec.model)}
+        if part == "plan":
+            return plan(pair.sessions.model.module)
+        if part in ("export", "again"):
             return {"taps": len(pair.sessions.export.provenance.taps)}
         if part == "build":
             return {"taps": len(pair.sessions.built.taps)}
@@ -138,19 +179,20 @@ def run(part: str, directory: Path, backend: str, device: str) -> dict[str, Any]
         return {"runs": seconds, "results": len(comparison.results), "failures": len(comparison.failures)}
 
 
-def measure(part: str, directory: Path, size: str, backend: str, device: str) -> dict[str, Any]:
+def measure(part: str, directory: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Run one part and return what it took."""
     start = time.perf_counter()
     with Peak() as peak:
         if part == "make":
             (directory / "model").mkdir(parents=True, exist_ok=True)
-            found = make(directory / "model", size)
+            found = make(directory / "model", given.size, given.sparse)
         else:
-            found = run(part, directory, backend, device)
-    seconds = time.perf_counter() - start
-    cached = sum(path.stat().st_size for path in (directory / "cache").rglob("*") if path.is_file())
-    stored = sum(path.stat().st_size for path in (directory / "model").glob("*.safetensors"))
-    return {"part": part, "seconds": seconds, **peak.seen, "cache": cached, "checkpoint": stored, **found}
+            found = run(part, directory, given.backend, given.device)
+    took = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time()}
+    files = {path.stat().st_ino: path.stat().st_size for path in (directory / "model").glob("*.safetensors")}
+    own = {path.stat().st_ino: path.stat().st_size for path in (directory / "cache").rglob("*") if path.is_file()}
+    cached = sum(size for inode, size in own.items() if inode not in files)
+    return {"part": part, **took, **peak.seen, "cache": cached, "checkpoint": sum(files.values()), **found}
 
 
 def main() -> None:
@@ -159,19 +201,20 @@ def main() -> None:
     parser.add_argument("--size", choices=WIDTHS, default="1.5b")
     parser.add_argument("--backend", default="onnxruntime")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--sparse", action="store_true", help="a checkpoint of holes: nothing that computes is run")
+    parser.add_argument("--parts", default="")
     parser.add_argument("--part", default="")
     given = parser.parse_args()
     directory = given.directory / given.size
     results = given.directory / f"{given.size}.jsonl"
     if given.part:
-        line = measure(given.part, directory, given.size, given.backend, given.device)
+        line = measure(given.part, directory, given)
         with results.open("a") as file:
             file.write(json.dumps(line) + os.linesep)
         print(json.dumps(line), flush=True)
         return
     done = [json.loads(line)["part"] for line in results.read_text().splitlines()] if results.exists() else []
-    for part in given.parts.split(","):
+    for part in given.parts.split(",") if given.parts else SPARSE if given.sparse else PARTS:
         if part not in done:
             subprocess.run([sys.executable, *sys.argv, "--part", part], check=True)
 

@@ -160,6 +160,17 @@ class ScoresPrompts(Protocol):
 
 
 @runtime_checkable
+class RunsRanks(Protocol):
+    """A session of several ranks, some of whose tensors every rank holds."""
+
+    @property
+    def disagreements(self) -> Mapping[str, str]:
+        """The sites at which a rank has another tensor than the others, and how far off it is, in the order of the
+        sequence."""
+        ...
+
+
+@runtime_checkable
 class ReadsInputs(Protocol):
     """A session of a server that reads prompts and the model's configuration by itself."""
 

@@ -13,6 +13,7 @@ import torch
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.program_session import ProgramSession, Run, Signature
 from ditto_core.errors import BackendError, BuildError, UsageError, first_line, nearest
+from ditto_core.model.examples import token_inputs
 from ditto_core.model.export import quiet
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
@@ -124,16 +125,6 @@ def graph_breaks(model: LoadedModel) -> list[str]:
         found = torch._dynamo.explain(forward)(inputs)
     # A function that was inlined is traced again by itself, and breaks at the same place.
     return list(dict.fromkeys(place(reason) for reason in found.break_reasons if reason.graph_break))
-
-
-def token_inputs() -> dict[str, torch.Tensor]:
-    """Return a prefill of two rows of five tokens."""
-    ids = torch.arange(1, 11).reshape(2, 5)
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "position_ids": torch.arange(5).expand(2, 5).contiguous(),
-    }
 
 
 def place(reason: Any) -> str:

@@ -20,6 +20,8 @@ KINDS: Mapping[Kind, str] = {
     "weights not finite": "the weight holds NaN or Inf",
     "weight transposed": "a square weight is transposed",
     "fused weight order": "output channels are right but in the wrong order, as after a wrong split of a fused weight",
+    "all-reduce missing": "a row-parallel layer's output is one rank's share of the sum",
+    "ranks exchanged": "two ranks of a row-parallel layer have each other's share of the weight",
     "weights of another layer": "the weight of another layer explains the output",
     "weight rows changed": "some output channels are wrong, the others exact",
     "weights quantized": "the weight (and perhaps the input) was rounded to a coarser format",

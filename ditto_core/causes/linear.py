@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from ditto_core.compare.blame import Cause
 
 LARGEST_PERMUTATION = 8192
 """Output channels up to which a permutation is searched (memory grows with the square)."""
+
+RANKS = (2, 4, 8, 16)
+"""Numbers of ranks whose shares of a row-parallel layer are tried."""
 
 SAMPLED = 64
 """Output channels on which the format of a quantized weight is chosen."""
@@ -153,6 +157,44 @@ def permuted(evidence: Evidence) -> Cause | None:
     )
 
 
+def partial_sum(evidence: Evidence) -> Cause | None:
+    """One rank's share of the products alone: what the ranks computed was not added up."""
+    bias = bias_of(evidence.module)
+    for ranks, products in shares(evidence):
+        for rank, product in enumerate(products):
+            for candidate in (product,) if bias is None else (product, product + bias):
+                if evidence.explains(candidate):
+                    line = f"the output is what rank {rank} of {ranks} computes from its share of the input"
+                    step = "add the all-reduce behind this row-parallel layer; or all other ranks' weights are zero"
+                    return evidence.cause("all-reduce missing", evidence.confidence(candidate), [line], step)
+    return None
+
+
+def exchanged(evidence: Evidence) -> Cause | None:
+    """Two ranks of a row-parallel layer have each other's share of the weight."""
+    weight, x = as_weight(evidence.module), layer_input(evidence)
+    assert x is not None
+    for ranks, _ in shares(evidence):
+        inputs, weights = x.chunk(ranks, -1), weight.chunk(ranks, -1)
+        for i, j in combinations(range(ranks), 2):
+            candidate = evidence.expected + (inputs[i] - inputs[j]) @ (weights[j] - weights[i]).T
+            if evidence.explains(candidate):
+                line = f"the weight's shares of ranks {i} and {j} of {ranks} in each other's place explain the output"
+                step = "check which share of the weight each rank loads"
+                return evidence.cause("ranks exchanged", evidence.confidence(candidate), [line], step)
+    return None
+
+
+def shares(evidence: Evidence) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """Yield numbers of ranks with each rank's products [..., out], where the layer's inputs are split over them."""
+    weight, x = as_weight(evidence.module), layer_input(evidence)
+    assert x is not None
+    for ranks in RANKS:
+        if weight.shape[1] % ranks == 0:
+            pairs = zip(x.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True)
+            yield ranks, [own @ part.T for own, part in pairs]
+
+
 def other_weight(evidence: Evidence) -> Cause | None:
     """Another layer's weight explains the output."""
     x = layer_input(evidence)
@@ -233,18 +275,27 @@ def some_rows(evidence: Evidence) -> Cause | None:
     bad = ~(error <= 20 * evidence.blame.bound)
     count = int(bad.sum())
     others = float((actual - expected)[:, ~bad].norm() / expected[:, ~bad].norm().clamp(min=1e-30))
-    if not 0 < count <= len(bad) // 4 or others > evidence.blame.bound:
+    rank = share_of_a_rank(bad)
+    if not 0 < count <= len(bad) // (2 if rank else 4) or others > evidence.blame.bound:
         return None
     wrong = (actual - expected)[:, bad]
     if len(wrong) < 2 or float((wrong - wrong.mean(0)).norm()) < 0.01 * float(wrong.norm()):
         return None  # what does not depend on the input is no product with a weight
     where = bad.nonzero().flatten().tolist()
     how = "zero" if not actual[:, bad].any() else "wrong"
-    lines = [
-        f"{count} of {len(bad)} output channels are {how}: {where[:8]}{' …' if count > 8 else ''}; the others are exact"
-    ]
+    shown = f"{where[:8]}{' …' if count > 8 else ''}"
+    lines = [f"{count} of {len(bad)} output channels are {how}: {shown}; the others are exact{rank}"]
     lines.append(f"largest error in channel {int(error.argmax())}: {float(error.max()):.1e}")
     return evidence.cause("weight rows changed", 0.7, lines, "compare these rows of the weight with the checkpoint")
+
+
+def share_of_a_rank(bad: torch.Tensor) -> str:
+    """Say which rank's share of the channels ``bad`` is true in; empty for anything else."""
+    for ranks in RANKS:
+        whole = [bool(part.all()) for part in bad.chunk(ranks)]
+        if len(bad) % ranks == 0 and sum(whole) == 1 and int(bad.sum()) == len(bad) // ranks:
+            return f"; they are the share of rank {whole.index(True)} of {ranks}"
+    return ""
 
 
 def low_accumulation(evidence: Evidence) -> Cause | None:
@@ -310,6 +361,8 @@ RULES = (
     bias_lost,
     transposed,
     permuted,
+    partial_sum,
+    exchanged,
     other_weight,
     reduced_precision,
     quantized,

@@ -41,6 +41,16 @@ def examples_of(label: str, module: nn.Module) -> dict[str, torch.Tensor]:
     return inputs
 
 
+def token_inputs() -> dict[str, torch.Tensor]:
+    """Return a prefill of two rows of five tokens."""
+    ids = torch.arange(1, 11).reshape(2, 5)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "position_ids": torch.arange(5).expand(2, 5).contiguous(),
+    }
+
+
 def make(module: nn.Module, main: str) -> dict[str, torch.Tensor]:
     """Make the main input, and what goes with it: a mask, an image beside text, the ids of a decoder."""
     config: Any = module.config

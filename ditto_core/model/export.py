@@ -26,8 +26,9 @@ from torch.utils._pytree import tree_leaves
 from ditto_core.errors import BuildError, UsageError
 from ditto_core.graphs.outputs import axes_by_value, finish_export, freeze_inputs, input_shapes, settled_sizes
 from ditto_core.model.export_failure import export_failure, innermost
-from ditto_core.model.hollow import Reader, give_weights, hollow
+from ditto_core.model.hollow import Reader, give_weights, hollow, optimize, save
 from ditto_core.model.loading import LoadedModel
+from ditto_core.model.mapped import LINKED, Links
 from ditto_core.model.sizes import frozen_sizes
 from ditto_core.model.states import state_of
 from ditto_core.model.wrappers import (
@@ -198,12 +199,13 @@ def _export(
                 custom_translation_table={torch.ops.aten._is_all_true.default: all_true},
             )
             assert onnx_program is not None
-            give_weights(onnx_program.model, readers)
-            onnx_program.optimize()
+            links = Links(directory) if sum(read.data.nbytes for read in readers.values()) >= LINKED else None
+            give_weights(onnx_program.model, readers, links)
+            optimize(onnx_program.model)
         except Exception as error:
             raise BuildError(export_failure(model.label, error, program)) from error
     decomposed: Any = onnx_program.exported_program
-    onnx_program.save(directory / ONNX_FILE, external_data=True)
+    save(onnx_program.model, directory / ONNX_FILE)
     settled = settled_sizes(directory / ONNX_FILE)
     axes = finish_export(directory / ONNX_FILE, wrapper.traced.outputs, wrapper.dimensions)
     if settled:

@@ -8,9 +8,9 @@ the true one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +20,33 @@ from torch import nn
 from ditto_core.errors import BuildError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import onnx_ir
+
+    from ditto_core.model.mapped import Links, Place
 
 LARGE = 1024
 """Elements from which a weight is read when it is written."""
 
-Reader = Callable[[], torch.Tensor]
+INLINE = 256
+"""Bytes up to which a weight stands in the graph's own file, as torch's exporter has it."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads a weight in the dtype that the graph has it in."""
+
+    data: torch.Tensor
+    dtype: torch.dtype
+
+    def __call__(self) -> torch.Tensor:
+        """Return the weight."""
+        return self.data.to(self.dtype)
+
+    def place(self, links: Links | None) -> Place | None:
+        """Return where the weight is in a file, as it is to be; None where it has to be written."""
+        return links.place(self.data) if links is not None and self.data.dtype == self.dtype else None
 
 
 @contextmanager
@@ -45,7 +66,7 @@ def hollow(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[int, Reader]]
             true[id(tensor)] = tensor, data
             if data.numel() >= LARGE and data.is_contiguous():
                 tensor.data = zeros(data.shape, dtype)
-                readers[tensor.data_ptr()] = partial(data.to, dtype)
+                readers[tensor.data_ptr()] = Reader(data, dtype)
             else:
                 tensor.data = data.to(dtype)
         yield readers
@@ -66,10 +87,11 @@ def zeros(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def give_weights(model: onnx_ir.Model, readers: Mapping[int, Reader]) -> None:
+def give_weights(model: onnx_ir.Model, readers: Mapping[int, Reader], links: Links | None = None) -> None:
     """Let a graph's initializers read the true weights, which ``readers`` has by the address of the zeros.
 
     A transposed weight, which the exporter would compute and keep, becomes an initializer that is read transposed.
+    One of which ``links`` has the file is that part of the file, and is transposed by the engine.
     Raises :class:`BuildError` where the zeros of a weight are left: two engines built from them would agree.
     """
     from onnx_ir.passes.common import InlinePass
@@ -81,6 +103,9 @@ def give_weights(model: onnx_ir.Model, readers: Mapping[int, Reader]) -> None:
         address = held.raw.data_ptr() if isinstance(getattr(held, "raw", None), torch.Tensor) else 0
         if (read := readers.get(address)) is not None:
             used.add(address)
+            if (place := read.place(links)) is not None:
+                value.const_value = stored(place, held)
+                continue
             value.const_value = lazy(read, held, range(len(held.shape)))
             users = list(value.consumers())
             if len(users) == 1 and users[0].op_type == "Transpose":  # of a tied weight there would be two copies
@@ -97,7 +122,7 @@ def refuse_zeros(model: onnx_ir.Model, unused: Sequence[Reader]) -> None:
         held = value.const_value
         if (
             held is None
-            or isinstance(held, ir.LazyTensor)
+            or isinstance(held, ir.LazyTensor | ir.ExternalTensor)
             or held.size not in sizes
             or not held.dtype.is_floating_point()
         ):
@@ -118,6 +143,40 @@ def transpose(node: onnx_ir.Node, read: Reader) -> None:
     result.replace_all_uses_with(made)
     graph.remove(node, safe=True)
     graph.register_initializer(made)
+
+
+def stored(place: Place, like: Any) -> onnx_ir.ExternalTensor:
+    """Return a tensor whose bytes are in a file."""
+    import onnx_ir as ir
+
+    where = {"location": place.file.name, "offset": place.offset, "length": like.nbytes, "base_dir": place.file.parent}
+    return ir.ExternalTensor(**where, dtype=like.dtype, shape=like.shape, name=like.name)
+
+
+def optimize(model: onnx_ir.Model) -> None:
+    """Fold constants as torch's exporter does; what is stored in a checkpoint's file stays there."""
+    from onnx_ir import ExternalTensor
+    from onnxscript.optimizer import optimize_ir
+    from onnxscript.rewriter.onnx_fusions import fuse
+
+    def should_fold(node: onnx_ir.Node) -> bool | None:
+        return False if any(value and isinstance(value.const_value, ExternalTensor) for value in node.inputs) else None
+
+    optimize_ir(model, should_fold=should_fold)
+    fuse(model)
+
+
+def save(model: onnx_ir.Model, path: Path) -> None:
+    """Write a graph, and beside it the weights that are not in a checkpoint's file."""
+    import onnx_ir as ir
+
+    values = [value for graph in model.graphs() for value in graph.initializers.values()]
+    held = [(value, value.const_value) for value in values if value.const_value is not None]
+    large = [(v, t) for v, t in held if t.nbytes > INLINE and not isinstance(t, ir.ExternalTensor)]
+    made = ir.external_data.convert_tensors_to_external([t for _, t in large], path.parent, f"{path.name}.data")
+    for (value, _), tensor in zip(large, made, strict=True):
+        value.const_value = tensor
+    ir.save(model, path)
 
 
 def lazy(read: Reader, like: Any, axes: Any) -> onnx_ir.LazyTensor:

@@ -381,6 +381,7 @@ class Pair:
         check = OperatorCheck(self.sessions, first)
         operator = check.only
         if len(check.values) > 1:
+            self.sessions.close()  # not two engines in memory
             closer = self._with_engine(check.spec)
             try:
                 closer.reader = reader = check.reader(closer.engine.taps)

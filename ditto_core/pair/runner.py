@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.compare.tolerance import LUCK, Tolerance
 from ditto_core.engines.workspace import torch_threads
 from ditto_core.errors import first_line
-from ditto_core.session import LacksTaps
+from ditto_core.session import LacksTaps, RunsRanks
 from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor, write_floor
 from ditto_core.stepping.lockstep import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
@@ -153,7 +153,7 @@ class Runner:
         if missing and engine.partial:
             notes = (*notes, f"{len(missing)} sites are not shown by this engine and were not compared at every step")
             missing = {}
-        missing = {**missing, **engine.facts.get("wrong", {})}
+        missing = {**missing, **engine.facts.get("wrong", {}), **disagreement(self._sessions.engine)}
         known = reference.absent if isinstance(reference, LacksTaps) else frozenset()
         if absent := [site for site in missing if site in known]:
             counts = f"{len(absent)} of {len(engine.taps)} sites"
@@ -266,6 +266,13 @@ class Runner:
             TraceWriter(folder / "engine", engine.info, taps),
             TraceWriter(folder / "reference", reference.info, taps),
         )
+
+
+def disagreement(engine: Session) -> dict[str, str]:
+    """Return the first site at which the ranks of an engine hold different tensors and should not, with the reason."""
+    found = engine.disagreements if isinstance(engine, RunsRanks) else {}
+    more = f"; so they do at {len(found) - 1} later sites" if len(found) > 1 else ""
+    return {site: f"{why}{more}" for site, why in list(found.items())[:1]}
 
 
 def names(sites: Sequence[str], most: int = 3) -> str:

@@ -82,6 +82,10 @@ class Worker:
     def _fail(self, cause: str) -> None:
         raise self._failure(message(self._name, cause, self._log))
 
+    def kill(self) -> None:
+        """End the child; a thread that waits for its answer gets the error."""
+        kill(self._child)
+
     def close(self) -> None:
         """End the child and release its log. May be called again."""
         if self.alive:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ditto_core.backends.onnxruntime import OnnxRuntimeBackend, OnnxRuntimeSession
 from ditto_core.causes.rounding import round_bits
 from ditto_core.compare.blame import Localization
 from ditto_core.errors import RunError
@@ -93,6 +94,34 @@ def test_the_operator_inside_the_blamed_site_is_named_after_one_more_build(works
         "model.layers.1.self_attn:k_rope",
         "model.layers.0:in.attention_mask",
     }
+
+
+def test_localizing_never_has_two_engines_loaded(workspace, tmp_path, monkeypatch):
+    """The engine of the test, the one that shows every site, and the one that shows the operators of one."""
+    loaded, most = set(), []
+    opened, closed = OnnxRuntimeBackend.open, OnnxRuntimeSession.close
+
+    def note_open(self, *arguments):
+        session = opened(self, *arguments)
+        loaded.add(session)
+        most.append(len(loaded))
+        return session
+
+    def note_close(self):
+        loaded.discard(self)
+        closed(self)
+
+    monkeypatch.setattr(OnnxRuntimeBackend, "open", note_open)
+    monkeypatch.setattr(OnnxRuntimeSession, "close", note_close)
+    monkeypatch.setattr("ditto_core.pair.proving.SECONDS", 0)  # a large engine takes longer: it is not run once more
+    fault = graph.constant_changed("model.layers.1.self_attn:probs", "Mul", lambda s: s * 2)
+    spec = EngineSpec.of(llama, outputs=["model.layers.*"])
+    pair = Pair(FaultyWorkspace(workspace.cache, fault, tmp_path), spec, PairOptions(observer=False))
+    assert not pair.generate(PROMPT, max_new_tokens=1, localize=False)
+    found = pair.localize(PROMPT, max_new_tokens=1, operators=True).localization
+    assert found.first.operator.startswith("Mul ")
+    pair.close()
+    assert (len(most) >= 3, max(most), loaded) == (True, 1, set())
 
 
 def test_a_step_starts_from_the_engines_own_cache(workspace, tmp_path):

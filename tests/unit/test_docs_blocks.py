@@ -37,6 +37,7 @@ RUN = {
         None,
         None,
         None,
+        None,
         "tests/engines/test_conformance.py::test_the_whole_backend_of_the_documentation_keeps_every_promise",
     ],
     "ci.md": [COMMENT],

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from ditto_core.backends.ranks.joining import Disagreement, disagreements
 from ditto_core.backends.trtllm.names import FUSED_QKV
 from ditto_core.dumps import Dump, open_dump
 from ditto_core.dumps.base import Lazy
@@ -36,19 +37,6 @@ class Layout:
     kv_heads: int
     layers: int = 0
     gathered: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """A rank whose tensor differs from what the other ranks have. ``largest`` is the largest absolute difference."""
-
-    name: str
-    rank: str
-    largest: float
-    others: str
-
-    def __str__(self) -> str:
-        return f"{self.rank} disagrees at {self.name}: max abs difference {self.largest:.1e} to {self.others}"
 
 
 @dataclass
@@ -119,38 +107,6 @@ def join_qkv(tensors: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
     copies = max(1, ranks // layout.kv_heads)
     kept = parts[::copies]
     return torch.cat([*(p[0] for p in parts), *(p[1] for p in kept), *(p[2] for p in kept)], -1)
-
-
-def disagreements(name: str, parts: Mapping[str, torch.Tensor]) -> list[Disagreement]:
-    """Compare a reduced tensor over the ranks, bit for bit (NaN equals NaN), and name those that differ.
-
-    The ranks that most agree are taken to be right; of two that differ, the second is named.
-    """
-    groups: list[tuple[torch.Tensor, list[str]]] = []
-    for rank, tensor in parts.items():
-        home = next((members for first, members in groups if same(first, tensor)), None)
-        if home is None:
-            groups.append((tensor, [rank]))
-        else:
-            home.append(rank)
-    right, majority = max(groups, key=lambda group: len(group[1]))
-    return [
-        Disagreement(name, rank, difference(tensor, right), ", ".join(majority))
-        for tensor, members in groups
-        if tensor is not right
-        for rank in members
-    ]
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Tell whether two tensors are equal, NaN included."""
-    return bool(torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num())))
-
-
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the largest absolute difference; infinite where one is NaN."""
-    values = (a.double() - b.double()).abs().nan_to_num(nan=float("inf"))
-    return float(values.max()) if values.numel() else 0.0
 
 
 def stages(places: Sequence[str]) -> dict[int, list[str]]:

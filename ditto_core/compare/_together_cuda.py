@@ -9,7 +9,6 @@ import torch
 
 from ditto_core.compare._accumulate import Rules
 from ditto_core.compare._arithmetic import Counts
-from ditto_core.compare._blocks import Floats
 from ditto_core.compare._launch import (
     COLUMNS,
     LANES,
@@ -22,13 +21,10 @@ from ditto_core.compare._launch import (
     run_exact,
 )
 from ditto_core.compare._together import Sums
-from ditto_core.compare.cuda import plain
+from ditto_core.compare.cuda import cut, plain
 
 Sides = Sequence[Sequence[torch.Tensor]]
 """The engine's tensors, the reference's and, where some elements do not count, the masks: a stack of each shape."""
-
-PIECE = 8192
-"""Elements of a row that one program takes: one of a vocabulary's width would keep the others waiting."""
 
 
 def on_cuda(sides: Sides, widths: Counts, rules: Sequence[Rules]) -> Sums:
@@ -50,19 +46,3 @@ def on_cuda(sides: Sides, widths: Counts, rules: Sequence[Rules]) -> Sums:
     unusual = (found["nonfinite"] > 0) | (found["extreme"] > 0)
     row_squares = np.add.reduceat(by_row.view(np.float64).reshape(2, -1), firsts, axis=1)
     return Sums(found, octaves, None, row_squares, ~unusual)
-
-
-def sums_of_rows(sides: Sequence[torch.Tensor], widths: Counts) -> Floats:
-    """Return the squared error and size of each element row of a pair on its device, float64 [2, rows]."""
-    pieces, firsts = cut(widths)
-    found: Floats = np.add.reduceat(row_sums([plain(side) for side in sides], pieces).cpu().numpy(), firsts, axis=1)
-    return found
-
-
-def cut(widths: Counts) -> tuple[Counts, Counts]:
-    """Return the widths of pieces of rows, none too long for one program, and the first piece of each row."""
-    counts = -(-widths // PIECE)
-    ends = counts.cumsum()
-    pieces = np.full(int(ends[-1]), PIECE)
-    pieces[ends - 1] = widths - (counts - 1) * PIECE
-    return pieces, ends - counts

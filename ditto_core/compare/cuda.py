@@ -18,14 +18,17 @@ import numpy as np
 import torch
 
 from ditto_core.compare._accumulate import Accumulator, Rules
-from ditto_core.compare._arithmetic import Squares
-from ditto_core.compare._blocks import Buffers, Plan, Split
+from ditto_core.compare._arithmetic import Counts, Squares
+from ditto_core.compare._blocks import Buffers, Floats, Plan, Split
 from ditto_core.compare._launch import QUICK_DTYPES, OutOfRange, launch, row_sums
 
 __all__ = ["OutOfRange", "accumulate", "block", "usable"]
 
 COPIED = 1 << 28
 """Elements that are made contiguous, or converted, at a time."""
+
+PIECE = 8192
+"""Elements of a row that one program takes: one of a vocabulary's width would keep the others waiting."""
 
 
 def usable(tensor: torch.Tensor) -> bool:
@@ -71,12 +74,28 @@ def split_rows(sums: Squares, start: int, sides: list[torch.Tensor], layout: Pla
     """Sum the squares of each element row on the device and add them up along each axis on the host."""
     size = sides[0].numel()
     row = size if size % layout.row else layout.row
-    errors, sizes = row_sums(sides, np.full(size // row, row)).cpu().numpy()
+    errors, sizes = sums_of_rows(sides, np.full(size // row, row))
     index = np.arange(start // layout.row, start // layout.row + errors.size)
     for split, (error, magnitude) in zip(layout.splits, sums.by_axis, strict=True):
         at = along(split, index)
         np.add.at(error, at, errors)
         np.add.at(magnitude, at, sizes)
+
+
+def sums_of_rows(sides: Sequence[torch.Tensor], widths: Counts) -> Floats:
+    """Return the squared error and size of each element row of a pair on its device, float64 [2, rows]."""
+    pieces, firsts = cut(widths)
+    found: Floats = np.add.reduceat(row_sums([plain(side) for side in sides], pieces).cpu().numpy(), firsts, axis=1)
+    return found
+
+
+def cut(widths: Counts) -> tuple[Counts, Counts]:
+    """Return the widths of pieces of rows, none too long for one program, and the first piece of each row."""
+    counts = -(-widths // PIECE)
+    ends = counts.cumsum()
+    pieces = np.full(int(ends[-1]), PIECE)
+    pieces[ends - 1] = widths - (counts - 1) * PIECE
+    return pieces, ends - counts
 
 
 def along(split: Split, rows: Any) -> Any:

@@ -21,8 +21,8 @@ from ditto_core.compare._columns import Columns
 from ditto_core.compare._launch import QUICK
 from ditto_core.compare._record import Metrics
 from ditto_core.compare._together import on_cpu
-from ditto_core.compare._together_cuda import on_cuda, sums_of_rows
-from ditto_core.compare.cuda import usable
+from ditto_core.compare._together_cuda import on_cuda
+from ditto_core.compare.cuda import sums_of_rows, usable
 from ditto_core.compare.metrics import ShapeMismatch, measure, split_axes
 from ditto_core.compare.rows import SMALL, relative_rows, row_dimensions, row_errors
 from ditto_core.compare.ulp import coarser, spacing, tolerance

@@ -80,12 +80,12 @@ def own_weights(model: LoadedModel, file: OnnxFile) -> tuple[LoadedModel, Weight
     Weights that are not quantized, or not found, are the model's, and shared with it.
     """
     modules = {
-        name: module.weight.detach().float().numpy()
+        name: module.weight.detach()
         for name, module in model.module.named_modules()
         if isinstance(module, (nn.Linear, nn.Embedding, *CONVOLUTIONS))
     }
     folds = folded_norms(model.module)
-    modules |= {name + FOLDED: modules[name] * factor for name, factor in folds.items()}
+    modules |= {name + FOLDED: modules[name] * torch.from_numpy(factor) for name, factor in folds.items()}
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.module.parameters(), *model.module.buffers())}
     target: nn.Module = copy.deepcopy(model.module, shared)
     best: dict[tuple[str, int], Piece] = {}
@@ -101,7 +101,7 @@ def own_weights(model: LoadedModel, file: OnnxFile) -> tuple[LoadedModel, Weight
             original = model.module.get_submodule(name)
             alike = isinstance(original, nn.Embedding) == held.lookup  # a head may have the table's weight
             if known is None or error < known.error * (1.01 if alike else 0.99):
-                fitted = fit(rows, modules[variant][start : start + len(rows)])
+                fitted = fit(rows, in_numpy(modules[variant][start : start + len(rows)]))
                 best[name, start] = Piece(held.node, name, start, len(rows), error, fitted, held.rounding)
                 factor = folds[name][start : start + len(rows)] if variant != name else np.float32(1)
                 put(target.get_submodule(name), original, start, rows / factor)
@@ -134,7 +134,13 @@ def put(module: Any, original: Any, start: int, rows: Array) -> None:
         module.weight[start : start + len(rows)] = torch.from_numpy(np.ascontiguousarray(rows))
 
 
-def matching_pieces(rows: Array, modules: Mapping[str, Array]) -> Iterator[tuple[str, int, Array, float]]:
+def in_numpy(weight: torch.Tensor) -> Array:
+    """Return a weight as a float32 array."""
+    array: Array = weight.float().numpy()
+    return array
+
+
+def matching_pieces(rows: Array, modules: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, int, Array, float]]:
     """Yield (module, its first row, rows of the file, error): of modules' weights that blocks of ``rows`` are, and of
     modules' blocks that all ``rows`` are."""
     for name, weight in modules.items():
@@ -148,10 +154,11 @@ def matching_pieces(rows: Array, modules: Mapping[str, Array]) -> Iterator[tuple
                 yield from near(name, 0, rows[start : start + len(weight)], weight)
 
 
-def near(module: str, start: int, rows: Array, weight: Array) -> Iterator[tuple[str, int, Array, float]]:
+def near(module: str, start: int, rows: Array, weight: torch.Tensor) -> Iterator[tuple[str, int, Array, float]]:
     """Yield the rows when the first of them, and then all, are near enough to a module's."""
     for count in (HEAD_ROWS, len(weight)):
-        error = np.linalg.norm(rows[:count] - weight[:count]) / (np.linalg.norm(weight[:count]) + 1e-30)
+        known = in_numpy(weight[:count])
+        error = np.linalg.norm(rows[:count] - known) / (np.linalg.norm(known) + 1e-30)
         if error > FARTHEST:
             return
     yield module, start, rows, float(error)

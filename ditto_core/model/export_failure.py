@@ -12,6 +12,8 @@ from ditto_core.sites import source_line
 from ditto_core.visible import source_path
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+TORCHS_OWN = re.compile(r" \(unhinted: .*")
+"""What torch adds of its own symbols behind an expression that it could not decide."""
 NODE = re.compile(r"translating node %(\w+)")
 WAYS_OUT = (
     (r"data-dependent|unbacked", "its control flow depends on values: use torch.cond, or torch._check what is known"),
@@ -34,7 +36,7 @@ def innermost(error: BaseException) -> str:
 
 def export_failure(label: str, error: BaseException, program: Any = None) -> str:
     """Say why a model could not be exported. ``program`` is the traced one, where tracing went well."""
-    reason = innermost(error)
+    reason = TORCHS_OWN.sub("", innermost(error))
     place = failed_node(error, program) or own_line(error)
     advice = next((advice for pattern, advice in WAYS_OUT if re.search(pattern, reason)), "")
     where = f" at {place}" if place else ""

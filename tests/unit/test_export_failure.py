@@ -36,6 +36,12 @@ def test_causes_are_followed_to_their_end_without_colours():
     assert "write it with others" in told
 
 
+def test_torchs_own_symbols_are_left_out():
+    said = "Could not guard on data-dependent expression Eq(u3, 0) (unhinted: Eq(u3, 0)).  (Size-like symbols: u3)"
+    told = export_failure("net", RuntimeError(said + "\n\nmore"))
+    assert told.startswith("net could not be exported: Could not guard on data-dependent expression Eq(u3, 0); its ")
+
+
 def test_a_node_that_cannot_be_translated_is_told_by_site_and_line():
     class Net(torch.nn.Module):
         def __init__(self):

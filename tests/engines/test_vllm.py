@@ -382,7 +382,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def int32(columns, order=range(8)):
-    """Pack numbers of 4 bits [n, 8 k] as int32 [n, k]; ``order[i]`` is the column that stands in bits 4 i to 4 i + 3."""
+    """Pack numbers of 4 bits [n, 8 k] as int32 [n, k]; ``order[i]`` is the column in bits 4 i and above."""
     parts = columns.reshape(columns.shape[0], -1, 8)
     packed = sum(parts[:, :, column] << (4 * i) for i, column in enumerate(order))
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32).contiguous()

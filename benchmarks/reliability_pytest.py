@@ -19,6 +19,9 @@ PLACES = ("build", "step")
 PATIENCE = 600
 """Seconds that a run may take to reach the native code."""
 
+OF_OTHERS = ("torchinductor_", ".ses")
+"""What torch and ONNX Runtime put into the folder for temporary files, in every run."""
+
 BACKEND = """
 import os
 import time
@@ -108,17 +111,23 @@ def interrupt_pytest(place: str, workers: int) -> Trial:
         while not (work / "reached").exists() and run.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         reached = (work / "reached").exists()
-        before = len([*alive(environment["TRIAL"])])
-        start = time.perf_counter()
+        there = [*alive(environment["TRIAL"])]
+        used, start = sum(map(cpu_seconds, there)), time.perf_counter()
         os.killpg(run.pid, signal.SIGINT)
+        _, status, usage = os.wait4(run.pid, 0)
         while any(alive(environment["TRIAL"])) and time.perf_counter() - start < 60:
-            run.poll()
             time.sleep(0.01)
         seconds = time.perf_counter() - start
         left = [*left_behind(work, environment["TRIAL"])]
-        facts = {"processes": before, "gone_after_seconds": round(seconds, 2), "left": left, "code": run.poll()}
-        said = (work / "log").read_text()[-300:]
-        return {"ok": reached and not left and run.poll() == 2, **facts, "said": said}
+        code = os.waitstatus_to_exitcode(status)
+        facts = {
+            "processes": len(there),
+            "gone_after_seconds": round(seconds, 2),
+            "of_cpu": round(usage.ru_utime + usage.ru_stime - used, 2),
+            "left": left,
+            "code": code,
+        }
+        return {"ok": reached and not left and code == 2, **facts, "said": (work / "log").read_text()[-300:]}
 
     return trial
 
@@ -141,7 +150,7 @@ def build_once(workers: int) -> Trial:
 def left_behind(work: Path, trial: str) -> Iterator[str]:
     """Yield what should be gone: processes, temporary files, unfinished builds, locks that are held."""
     yield from (f"process {pid}" for pid in alive(trial))
-    yield from (str(path) for path in (work / "temporary").iterdir())
+    yield from (path.name for path in (work / "temporary").iterdir() if not path.name.startswith(OF_OTHERS))
     yield from (str(path) for path in (work / "cache").glob("*/.*.tmp"))
     for path in (work / "cache").rglob("*.lock"):
         lock = FileLock(path)
@@ -161,3 +170,9 @@ def alive(trial: str) -> Iterator[int]:
                 yield int(path.parent.name)
         except OSError:
             continue
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process and its ended children have used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -1,6 +1,7 @@
 """Kills, fuzzing, full disks, crashes, hangs and interrupts: what docs/reliability.md reports.
 
-python benchmarks/reliability.py --results FILE [--only fuzz,kill,disk,crash,interrupt] [--fuzz 240] [--count 100]
+python benchmarks/reliability.py --results FILE [--only fuzz,kill,disk,crash,interrupt,ctrl-c,once] [--fuzz 240]
+    [--count 100]
 python benchmarks/reliability.py --results FILE --table
 
 A line of JSON a trial; what stands in FILE is not done again. Exit code 1 when a trial did not hold.
@@ -23,7 +24,7 @@ from reliability_trials import HERE, trials
 
 CHUNK = 60
 """Mutations in one line of the results."""
-KINDS = ("kill", "disk", "crash", "interrupt", "fuzz")
+KINDS = ("kill", "disk", "crash", "interrupt", "ctrl-c", "once", "fuzz")
 FUZZ = [sys.executable, str(HERE / "reliability_fuzz.py")]
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from reliability_pytest import PLACES, build_once, interrupt_pytest
+
 from ditto_core.cache import Cache
 from ditto_core.errors import DittoError
 from ditto_core.system.isolate import run_isolated
@@ -199,3 +201,7 @@ def trials(count: int) -> Iterator[tuple[str, Trial]]:
         yield f"crash {end}", crash(end)
     for seed in range(max(1, count // 5)):
         yield f"interrupt {seed}", interrupt(seed)
+    for place in PLACES:
+        for workers in (0, 2):
+            yield f"ctrl-c {place} {workers}", interrupt_pytest(place, workers)
+    yield "once 8", build_once(8)

@@ -1,6 +1,6 @@
 """Memory and time of a long comparison: 1,000 sites, 8 rows, 8 to 64 steps; both sides are tensors made on the spot.
 
-python benchmarks/scale.py [--sites 1000] [--rows 8] [--steps 8 16 32 64]
+python benchmarks/scale.py [--sites 1000] [--rows 8] [--steps 8 16 32 64] [--report PAGE]
 """
 
 from __future__ import annotations
@@ -8,11 +8,17 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shutil
+import subprocess
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
+from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.text import headline
+from ditto_core.report.write import write_report
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.stepping.lockstep import Sides, lockstep
@@ -49,6 +55,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--steps", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--report", type=Path, help="write the last run as HTML and open it in Chromium")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for steps in options.steps:
@@ -59,12 +66,30 @@ def main() -> None:
         facts = {
             "steps": steps,
             "compared": len(found.sites),
+            "results": len(found),
             "cpu_seconds": round(time.process_time() - used, 1),
             "seconds": round(time.perf_counter() - start, 1),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-            "json_mib": round(len(json.dumps(found.to_json())) / 2**20, 1),
         }
         print(json.dumps(facts), flush=True)
+    if options.report:
+        report(found, options.report)
+
+
+def report(found: Comparison, path: Path) -> None:
+    """Write a run as a page and open it in Chromium: what it shows when its script has run, and how long that takes."""
+    start = time.perf_counter()
+    write_report("html", {"": found}, path)
+    written = time.perf_counter() - start
+    facts = {"html_mib": round(path.stat().st_size / 2**20, 1), "written_seconds": round(written, 1)}
+    browser = shutil.which("chromium")
+    if browser:
+        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--dump-dom")
+        start = time.perf_counter()
+        done = subprocess.run([browser, *flags, path.resolve().as_uri()], capture_output=True, text=True, check=True)
+        facts["opened_seconds"] = round(time.perf_counter() - start, 1)
+        facts["shows_the_verdict"] = headline(found).partition(":")[0] in done.stdout
+    print(json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import hashlib
 import re
 from pathlib import Path
@@ -62,6 +64,7 @@ NOTES = pytest.StashKey[list[str]]()
 def bench_of(config: pytest.Config) -> Bench:
     """Return the run's bench; the first call makes it, and loads torch."""
     if BENCH not in config.stash:
+        atexit.register(gc.freeze)  # else Python looks through all of torch's objects before it ends: 2 s
         from ditto_core.cache import Cache
         from ditto_core.engines.workspace import Workspace
 

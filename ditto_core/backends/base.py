@@ -6,8 +6,10 @@ library asks for with ``isinstance``. A backend has a capability when it has the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -293,12 +295,22 @@ class Inspection:
 
 def backend_names() -> list[str]:
     """Return the names of all registered backends, sorted, without those that only ``engine=`` asks for."""
-    return sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - {*FILE_BACKENDS.values()})
+    return sorted({point.name for point in registered()} - {*FILE_BACKENDS.values()})
+
+
+def registered() -> tuple[EntryPoint, ...]:
+    """Return the entry points of all backends. They are read once for an import path: all distributions are opened."""
+    return _registered(tuple(sys.path))
+
+
+@lru_cache(maxsize=8)
+def _registered(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def get_backend(name: str) -> Backend:
     """Return a backend by name. Raises :class:`BackendError` for an unknown one."""
-    for point in entry_points(group=ENTRY_POINTS):
+    for point in registered():
         if point.name == name:
             backend: Backend = point.load()()
             return backend
@@ -312,7 +324,7 @@ def libraries(name: str) -> tuple[str, ...]:
     These are the requirements of the extras that are named after it, ``NAME`` and ``NAME-…``, in the distribution that
     registers it; without such an extra it is the distribution of the backend's own name.
     """
-    points = entry_points(group=ENTRY_POINTS, name=name)
+    points = (point for point in registered() if point.name == name)
     return tuple(dict.fromkeys(each for point in points for each in required(point))) or (name,)
 
 

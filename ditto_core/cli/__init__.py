@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -59,6 +61,7 @@ def main() -> None:
     """Run the command line. An error of ours, or of a file, is one line on stderr and exit code 2; Ctrl-C is 130."""
     # One thread: torch's default of one a core is many times slower when anything else runs on the machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    atexit.register(gc.freeze)  # else Python looks through all of torch's objects before it ends: 2 s
     try:
         application()()
     except DittoError as error:

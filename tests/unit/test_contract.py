@@ -8,6 +8,7 @@ import pytest
 import torch
 from hand_made import ENGINE, REFERENCE, compared, measured
 
+from ditto_core.backends import base
 from ditto_core.backends.base import (
     BuildsFromSource,
     Diagnosed,
@@ -94,3 +95,15 @@ def test_an_onnxruntime_test_loads_no_other_backend(tmp_path, isolated_environme
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
+
+
+def test_distributions_are_read_once_for_an_import_path(monkeypatch, tmp_path):
+    """Reading them takes 20 ms, which 5,000 tests must not pay twice each."""
+    seen, real = [], base.entry_points
+    monkeypatch.setattr(base, "entry_points", lambda **group: (seen.append(group), real(**group))[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(3):
+        assert "onnxruntime" in base.backend_names()
+        base.get_backend("onnxruntime")
+        base.libraries("onnxruntime")
+    assert len(seen) == 1

@@ -1,5 +1,6 @@
 """Plain files: what torch and numpy wrote is read; a damaged file, or one with code in it, is one error."""
 
+import base64
 import json
 import os
 import pickle
@@ -281,11 +282,17 @@ def poison_json(path, payload):
     plain = path.with_suffix(".pt")
     poison_zip_of_torch(plain, payload)
     save_outputs(path, [{"x": torch.zeros(3, dtype=torch.bfloat16)}])
-    import base64
-    import json
-
     data = json.loads(path.read_text())
     data["lst"][0][1][0]["outputs"]["x"]["values"]["tensor"] = base64.b64encode(plain.read_bytes()).decode()
+    path.write_text(json.dumps(data))
+
+
+def poison_array_in_json(path, payload):
+    plain = path.with_suffix(".npy")
+    poison_npy(plain, payload)
+    save_outputs(path, [{"x": X}])
+    data = json.loads(path.read_text())
+    data["lst"][0][1][0]["outputs"]["x"]["values"]["array"] = base64.b64encode(plain.read_bytes()).decode()
     path.write_text(json.dumps(data))
 
 
@@ -301,6 +308,7 @@ def poison_json(path, payload):
         ("x.npz", poison_plain),
         ("x.safetensors", poison_plain),
         ("x.json", poison_json),
+        ("x.json", poison_array_in_json),
         ("step0.pt", poison_zip_of_torch),
     ],
 )

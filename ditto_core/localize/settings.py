@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ditto_core.causes.evidence import left
 from ditto_core.causes.naming import kind_of_field
-from ditto_core.causes.slices import left
 from ditto_core.compare.blame import Cause
 from ditto_core.localize.local import Localizer, Valid, error
 from ditto_core.localize.replay import Replay

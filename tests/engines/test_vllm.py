@@ -85,7 +85,7 @@ def windowed(session):
 
 
 FAULTS = {
-    "weight": (halved_norm, "model.layers.1.post_attention_layernorm", "output = 0.5 x expected"),
+    "weight": (halved_norm, "model.layers.1.post_attention_layernorm", "weight is multiplied by 0.5"),
     "rope": (other_sine, "model.layers.0.self_attn:q_rope", "is -1"),
     "scale": (other_scale, "model.layers.1.self_attn:context", "is 0.0441942"),  # a quarter of 32 ** -0.5
     "mask": (windowed, "model.layers.0.self_attn:context", "has a window of 3"),
@@ -140,7 +140,7 @@ def test_a_norm_of_smollm2_that_is_a_tenth_too_small_is_found(workspace, smollm2
     pair.close()
     assert run.first_bad.site == norm
     assert [item.site for item in run.localization.blamed] == [norm]
-    assert "output = 0.9 x expected" in run.localization.causes[0].evidence[0]
+    assert "weight is multiplied by 0.9" in run.localization.causes[0].evidence[0]
 
 
 def test_the_ways_of_serving_agree(workspace, model):

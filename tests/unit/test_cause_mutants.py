@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ditto_core.causes.evidence import Seen
 from ditto_core.causes.mutants import Model
 from ditto_core.causes.search import explain, fit, search
-from ditto_core.causes.slices import Seen, Slice
-from ditto_core.causes.tape import Tape
+from ditto_core.causes.slices import Slice
+from ditto_core.model.tape import Tape
 
 
 class Weights(torch.nn.Module):
@@ -24,7 +25,7 @@ class Weights(torch.nn.Module):
 
 
 ROOT = Weights()
-MODEL = Model.of(ROOT)
+MODEL = Model.of(ROOT, "float32")
 
 
 def numbers(*shape, seed=1):
@@ -47,7 +48,7 @@ def sliced(model, engine, x=None, step=0, bound=1e-6):
 
 def cause_of(*slices):
     with torch.inference_mode():
-        return explain(iter([slices]), MODEL, "float32", 20)
+        return explain(iter([slices]), MODEL, 20)
 
 
 def block(x):
@@ -170,9 +171,8 @@ def test_one_explanation_in_several_places_is_one():
 def test_a_search_ends_with_its_time():
     with torch.inference_mode():
         part = sliced(block, lambda x: block(x) * (1 + 0.01 * numbers(2, 5, 6, seed=60)))
-        found = search([part], MODEL, "float32", 0.0)
-        assert not found.complete
-        cause, note = explain(iter([[part]]), MODEL, "float32", 0.0)
+        assert search([part], MODEL, 0.0)[2] is False
+        cause, note = explain(iter([[part]]), MODEL, 0.0)
     assert cause is None
     assert "no cause among" in note
 

@@ -31,11 +31,11 @@ SPECIFIC: tuple[tuple[str, str, str, str, Kind], ...] = (
     ("norm", "operations", "add number", "operation missing", "norm epsilon"),
     ("norm", "*", "add number", "other constant", "norm epsilon"),
     ("norm", "fits", "*sqrt", "other constant", "norm epsilon"),
+    ("scores", "fits", "*", "softcap differs", "softcap differs"),
     ("scores", "*", "mul number", "*", "attention scale"),
     ("scores", "fits", "matmul", "constant factor", "attention scale"),
     ("scores", "constants", "div number", "other constant", "softcap differs"),
     ("scores", "operations", "tanh", "operation missing", "softcap missing"),
-    ("scores", "fits", "*", "softcap differs", "softcap differs"),
     ("scores", "*", "sum", "*", "softmax not normalized"),
     ("scores", "*", "div*", "constant factor", "softmax not normalized"),
     ("scores", "*", "div*", "sign", "softmax not normalized"),
@@ -88,10 +88,10 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
 def kind_of(mutant: Mutant, edits: Edits, part: Slice, model: Model) -> Kind:
     """Return the kind of what a mutant explains at a site."""
     role = role_of(part.seen.site, model.root)
-    operation = operation_at(part, min(edits), model)
-    if mutant.family == "tensors" and len(edits) > 1:
-        operation = "exchanged"
-    operation += "".join(re.findall(r" rolled| transposed| along axis -\d+", mutant.text)).replace("along axis ", "")
+    several = mutant.family == "tensors" and len(edits) > 1
+    operation = "exchanged" if several else operation_at(part, min(edits), model)
+    words = re.findall(" rolled|" * (part.expected.ndim == 3) + r" transposed| along axis -\d+", mutant.text)
+    operation += "".join(words).replace("along axis ", "")
     for where, family, name, own, kind in SPECIFIC:
         asked = (role, where), (mutant.family, family), (operation, name), (mutant.kind, own)
         if all(fnmatchcase(value, pattern) for value, pattern in asked):

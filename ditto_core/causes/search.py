@@ -129,8 +129,8 @@ def said(number: float, own: float, left: float) -> str:
 
 
 def shown(number: float, doubt: float) -> str:
-    """Write a number with the fewest digits, two at least, that say it within its uncertainty."""
-    texts = [f"{float(f'{number:.{digits}g}'):.8g}" for digits in range(2, 9)]
+    """Write a number with the fewest digits that say it within its uncertainty."""
+    texts = [f"{float(f'{number:.{digits}g}'):.8g}" for digits in range(1, 9)]
     return next((text for text in texts if abs(float(text) - number) <= doubt), texts[-1])
 
 

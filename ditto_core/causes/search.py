@@ -129,9 +129,10 @@ def said(number: float, own: float, left: float) -> str:
 
 
 def shown(number: float, doubt: float) -> str:
-    """Write a number with the fewest digits that say it within its uncertainty."""
-    texts = [f"{float(f'{number:.{digits}g}'):.8g}" for digits in range(1, 9)]
-    return next((text for text in texts if abs(float(text) - number) <= doubt), texts[-1])
+    """Write a number as the power of ten or with the fewest digits that say it within its uncertainty."""
+    tens = 10.0 ** round(math.log10(abs(number))) if number and math.isfinite(number) else number
+    tried = (math.copysign(tens, number), *(float(f"{number:.{digits}g}") for digits in range(1, 9)))
+    return f"{next((near for near in tried if abs(near - number) <= doubt), number):.8g}"
 
 
 def fit(edits: Callable[[float], Edits], start: float, part: Slice, steps: int = 9) -> tuple[float, float]:
@@ -235,11 +236,10 @@ def named(found: Sequence[Found], slices: Sequence[Slice], tried: int, model: Mo
         evidence.append(f"or one of {len(found) - 3} more, which only another input can tell apart")
     judged_at = f"judged at {'steps' if len(slices) > 1 else 'step'} {steps}"
     evidence.append(f"that leaves {best.error:.1e} of an error of {first.now:.1e}; {judged_at}, {tried} changes tried")
-    families = {item.mutant.family for item in found}
     confidence = 0.9 if len(found) == 1 else 0.6
     step = NEXT.get(best.mutant.family, "compare this place of the model's code with the engine's graph")
     rule = f"mutants.{best.mutant.family}"
-    if len(families) > 1:
+    if len({item.mutant.family for item in found}) > 1:
         step += "; a longer prompt, padding or more rows may tell the explanations apart"
     kind = kind_of(best.mutant, best.edits, first, model)
     return Cause(kind, site, confidence, tuple(evidence), step, rule=rule), ""

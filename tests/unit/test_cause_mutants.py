@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ditto_core.causes.evidence import Seen
 from ditto_core.causes.mutants import Model
-from ditto_core.causes.search import explain, fit, search
+from ditto_core.causes.search import explain, fit, said, search, shown
 from ditto_core.causes.slices import Slice
 from ditto_core.model.tape import Tape
 
@@ -184,3 +184,26 @@ def test_a_fitted_number_is_that_of_the_engine():
         error, number = fit(lambda a: {leaf: lambda s, v, i: s.base[i] * a}, 1.0, part)
     assert number == pytest.approx(1.7, rel=1e-6)
     assert error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("number", "doubt", "text"),
+    [
+        (9.4e-6, 8e-7, "1e-05"),
+        (9.4e-6, 1e-7, "9.4e-06"),
+        (0.99000001, 1e-7, "0.99"),
+        (499999.94, 0.5, "500000"),
+        (-1.0, 0.0, "-1"),
+        (0.0, 0.0, "0"),
+        (math.inf, 1.0, "inf"),
+    ],
+)
+def test_a_number_is_written_with_the_digits_that_are_known(number, doubt, text):
+    assert shown(number, doubt) == text
+
+
+def test_what_is_known_of_a_number_is_how_far_it_is_from_the_models_own():
+    """A hundred-thousandth above 1 is known to a tenth of that, not of 1."""
+    assert said(1.00001, 1.0, 0.02) == "1.00001"
+    assert said(0.2500003, 0.5, 1e-6) == "0.25 (half of that)"
+    assert said(0.5, 1.0, 1e-6) == "0.5"

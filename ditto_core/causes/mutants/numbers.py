@@ -154,12 +154,12 @@ def fits(part: Slice, model: Model) -> Iterator[Mutant]:
         value = part.base[i]
         if not is_float(value) or node.name in MOVING or (node.func is None and not node.label):
             continue
-        what = output_or_place(part, i)
-        price = 3.0 if i == part.root.node or node.label in model.tensors else 3.3 if node.func is None else 3.5
+        what, weight = output_or_place(part, i), node.label in model.tensors
+        price = 2.9 if weight else 3.0 if i == part.root.node else 3.3 if node.func is None else 3.5
         yield fitted(f"{what} is multiplied by {{}}", price, "constant factor", i, torch.mul, (1.0, 2.0, 0.3, 10.0))
         if value.ndim and value.numel() <= LARGE:
-            price = 3.5 if node.label in model.tensors else 4.0
-            yield fitted(f"{{}} is added to {what}", price, "other constant", i, torch.add, (1e-3, 1.0, -1.0))
+            price, starts = 3.5 if weight else 4.0, (1e-3, 1.0, -1.0)
+            yield fitted(f"{{}} is added to {what}", price, "other constant", i, torch.add, starts)
             finite = value[value.abs() < 1e30]
             top = float(finite.abs().max()) if finite.numel() else 1.0
             cap: Function = lambda x, most: most * torch.tanh(x / most)  # noqa: E731

@@ -1,57 +1,57 @@
-"""Named causes of a divergence: rules that test an explanation on the tensors of the blamed site.
+"""Named causes of a divergence.
 
-Most rules compute, from the engine's own captured inputs, what the engine would output if it had a certain fault. They
-name the fault only if the result matches the engine's tensor.
+Most come from the model's own code: see :mod:`ditto_core.causes.search`. Rules say what no change of that code is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ditto_core.causes import attention, cache, embedding, generic, linear, norm, rope, runs
-from ditto_core.causes.base import Evidence, Rule, attempt, name_of
+from ditto_core.causes import cache, guards, runs
+from ditto_core.causes.evidence import Evidence, Rule, first_cause, name_of
 from ditto_core.causes.kinds import KINDS, Kind
 from ditto_core.causes.mutants import NAMES
 from ditto_core.compare.blame import Cause
 
-FAMILIES: tuple[Rule, ...] = (
-    embedding.embedding,
-    linear.linear,
-    norm.norm,
-    rope.rope,
-    cache.cache,
-    *attention.RULES,
-    *generic.RULES,
-)
-"""Applied at each blamed site; a family ignores the sites that it does not cover."""
+ENTRY_POINTS = "ditto_core.causes"
+"""Group of entry points: rules of other distributions, which are asked first."""
 
-FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    *embedding.RULES,
-    *linear.RULES,
-    *norm.RULES,
-    *rope.RULES,
-    *cache.PAST_RULES,
-    *cache.NEW_RULES,
-    *attention.RULES,
-    *generic.RULES,
-    *runs.ONE_RUN,
-    *runs.TWO_RUNS,
+FIRST: tuple[Rule, ...] = (
+    *(guards.norm_overflow, guards.masked_row, guards.not_finite, guards.zero),
+    *(cache.read_back, cache.repeated, cache.quantized),
 )
-RULES: frozenset[str] = frozenset((*map(name_of, FUNCTIONS), *(f"mutants.{name}" for name in NAMES)))
+"""Rules that are asked before the model's code is changed, in this order."""
+
+LAST: tuple[Rule, ...] = (guards.other_ids, guards.changed_rows)
+"""Rules that say what is seen, where no change of the model's code explains it."""
+
+OURS: tuple[Callable[..., Any], ...] = (*FIRST, *LAST, *runs.ONE_RUN, *runs.TWO_RUNS)
+RULES: frozenset[str] = frozenset((*map(name_of, OURS), *(f"mutants.{name}" for name in NAMES)))
 """The names of all rules, as :attr:`Cause.rule` has them."""
 
 LISTED = 4
 """Sites named when one cause holds at several."""
 
-__all__ = ["FAMILIES", "KINDS", "RULES", "Cause", "Evidence", "Kind", "Rule", "diagnose", "merge"]
+__all__ = ["FIRST", "KINDS", "LAST", "RULES", "Cause", "Evidence", "Kind", "Rule", "first_cause", "merge", "rules"]
 
 
-def diagnose(evidence: Evidence, rules: Iterable[Rule] = FAMILIES) -> Cause | None:
-    """Return the most confident cause of one site; among equals the more specific family wins."""
-    found = [cause for rule in rules if (cause := attempt(evidence, rule)) is not None]
-    return max(found, key=lambda cause: cause.confidence, default=None)
+def rules() -> tuple[Rule, ...]:
+    """Return the rules that are asked first, those of other distributions before our own."""
+    return (*map(foreign, entry_points(group=ENTRY_POINTS)), *FIRST)
+
+
+def foreign(point: EntryPoint) -> Rule:
+    """Return a rule of another distribution, which is loaded when it is asked: one that cannot be names nothing."""
+
+    def rule(evidence: Evidence) -> Cause | None:
+        found: Cause | None = point.load()(evidence)
+        return found
+
+    rule.__module__, rule.__name__ = point.module, point.name
+    return rule
 
 
 def merge(causes: Sequence[Cause]) -> tuple[Cause, ...]:

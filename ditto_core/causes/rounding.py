@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -43,12 +43,7 @@ def on_grid(tensor: torch.Tensor, largest: torch.Tensor, bits: int) -> torch.Ten
 
 def affine(tensor: torch.Tensor, bits: int = 8) -> torch.Tensor:
     """Round to unsigned integers with one scale and zero point, as dynamic quantization does with activations."""
-    low, high = tensor.min().clamp(max=0), tensor.max().clamp(min=0)
-    scale = ((high - low) / (2**bits - 1)).clamp(min=1e-30)
-    zero = (-low / scale).round()
-    codes: torch.Tensor = (tensor / scale + zero).round().clamp(0, 2**bits - 1)
-    result: torch.Tensor = (codes - zero) * scale
-    return result
+    return affine_rows(tensor.reshape(1, -1), bits).reshape(tensor.shape)
 
 
 def affine_rows(tensor: torch.Tensor, bits: int, *, group: int = 0) -> torch.Tensor:
@@ -64,42 +59,30 @@ def affine_rows(tensor: torch.Tensor, bits: int, *, group: int = 0) -> torch.Ten
     return result.reshape(tensor.shape)
 
 
-def narrow_sums(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield how many products are summed before the sum is rounded to ``dtype``, and x W^T [..., out] in float64."""
-    for chunk in CHUNKS:
-        parts = range(0, weight.shape[1], chunk)
-        total = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=torch.float64)
+def narrow_sum(x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype, chunk: int) -> torch.Tensor:
+    """Return the product x y, its sum rounded to ``dtype`` after every ``chunk`` terms; ValueError beyond all time."""
+    parts = range(0, x.shape[-1], chunk)
+    total = torch.zeros((), dtype=x.dtype)
+    for start in parts:
+        total = (total + x[..., start : start + chunk] @ y[..., start : start + chunk, :]).to(dtype).to(x.dtype)
         if total.numel() * len(parts) > LARGEST_SUM:
-            continue
-        for start in parts:
-            part = x[..., start : start + chunk] @ weight[:, start : start + chunk].T
-            total = (total + part).to(dtype).double()
-        yield chunk, total
+            raise ValueError(f"{total.numel()} x {len(parts)} roundings")
+    return total
 
 
-def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Round to a torch dtype."""
-    return tensor.to(dtype).to(tensor.dtype)
-
-
-Format = tuple[str, "Quantizer | None", "Quantizer | None"]
+Format = tuple[str, Quantizer, "Quantizer | None"]
 """Name, what is done to the weight, what is done to the input."""
+
+GROUPS = (32, 64, 128)
 
 QUANTIZERS: tuple[Format, ...] = (
     ("int8 weights, one scale a channel", partial(integers, bits=8), None),
     ("int8 weights, one scale", partial(integers, bits=8, per_tensor=True), None),
-    ("int4 weights, groups of 32", partial(integers, bits=4, group=32), None),
-    ("int4 weights, groups of 64", partial(integers, bits=4, group=64), None),
-    ("int4 weights, groups of 128", partial(integers, bits=4, group=128), None),
     ("int4 weights, one scale a channel", partial(integers, bits=4), None),
     ("int8 weights, groups of 32", partial(integers, bits=8, group=32), None),
+    *((f"int4 weights, groups of {n}", partial(integers, bits=4, group=n), None) for n in GROUPS),
     ("int8 weights, one scale and zero point a channel", partial(affine_rows, bits=8), None),
-    ("int4 weights with zero points, groups of 32", partial(affine_rows, bits=4, group=32), None),
-    ("int4 weights with zero points, groups of 64", partial(affine_rows, bits=4, group=64), None),
-    ("int4 weights with zero points, groups of 128", partial(affine_rows, bits=4, group=128), None),
-    ("float8 e4m3 weights", partial(cast, dtype=torch.float8_e4m3fn), None),
+    *((f"int4 weights with zero points, groups of {n}", partial(affine_rows, bits=4, group=n), None) for n in GROUPS),
     ("int8 weights and dynamic uint8 inputs", partial(integers, bits=8, per_tensor=True), affine),
     ("unsigned int8 weights and dynamic uint8 inputs", affine, affine),
-    ("float16 weights", partial(cast, dtype=torch.float16), None),
-    ("bfloat16 weights", partial(cast, dtype=torch.bfloat16), None),
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from ditto_core.causes.base import signed
+from ditto_core.causes.evidence import name_of
 from ditto_core.compare.blame import Cause
+from ditto_core.compare.tolerance import EPSILON
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import Blame
@@ -17,10 +19,7 @@ if TYPE_CHECKING:
 
 def run_causes(comparison: Comparison | None, blamed: Sequence[Blame]) -> tuple[Cause, ...]:
     """Return the causes that the whole run shows."""
-    if comparison is None:
-        return ()
-    found = ((rule, rule(comparison, blamed)) for rule in ONE_RUN)
-    return tuple(signed(cause, rule) for rule, cause in found if cause is not None)
+    return () if comparison is None else asked(ONE_RUN, comparison, blamed)
 
 
 def two_run_causes(first: Comparison, second: Comparison) -> tuple[Cause, ...]:
@@ -29,8 +28,12 @@ def two_run_causes(first: Comparison, second: Comparison) -> tuple[Cause, ...]:
     Either the prompt alone and in a batch (as its first row), or two builds of one spec. None of it is a fault; where a
     run is not within its tolerances, there is no cause.
     """
-    found = ((rule, rule(first, second)) for rule in TWO_RUNS)
-    return tuple(signed(cause, rule) for rule, cause in found if cause is not None)
+    return asked(TWO_RUNS, first, second)
+
+
+def asked(rules: Sequence[Callable[..., Cause | None]], *runs: Any) -> tuple[Cause, ...]:
+    """Return what rules name."""
+    return tuple(replace(cause, rule=name_of(rule)) for rule in rules if (cause := rule(*runs)) is not None)
 
 
 def near_tie(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
@@ -60,9 +63,7 @@ def observer_effect(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
 def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
     """A site is wrong on its own, yet the final outputs pass: this input does not carry the fault to the end."""
     finals = list(final_results(comparison))
-    if not blamed or not finals or not all(r.ok for r in finals):
-        return None
-    if any(row.flips for row in comparison.tokens):
+    if not blamed or not finals or not all(r.ok for r in finals) or any(row.flips for row in comparison.tokens):
         return None
     worst = max(finals, key=lambda r: r.verdict.margin)
     failing = [r for r in comparison.results if r.step == blamed[0].step and not r.verdict.ok]
@@ -72,9 +73,7 @@ def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
         f"{last} is the last site that shows it" if last else "no site differs beyond rounding from the reference's",
         f"the run had {comparison.steps} steps of {len(comparison.tokens) or 1} rows",
     )
-    step = (
-        "test with representative inputs: longer prompts, padding, outliers; a test of final outputs alone would pass"
-    )
+    step = "test with representative inputs: longer prompts, padding; a test of final outputs alone would pass"
     return Cause("hidden by this input", blamed[0].site, 0.6, lines, step)
 
 
@@ -89,8 +88,6 @@ def final_results(comparison: Comparison) -> Iterator[SiteResult]:
 
 def epsilon(comparison: Comparison) -> float:
     """Return the engine dtype's machine epsilon; infinity for a quantized engine, whose rounding has no such bound."""
-    from ditto_core.compare.tolerance import EPSILON
-
     return EPSILON.get(comparison.engine.judged_as, math.inf)
 
 
@@ -103,21 +100,11 @@ def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:
         return None
     first, second = alone.tokens[0], batched.tokens[0]
     step = next((i for i, (a, b) in enumerate(zip(first.engine, second.engine, strict=False)) if a != b), None)
-    if first.flips or second.flips:
+    if first.flips or second.flips or step is None:
         return None
-    if step is None:
-        return None
-    line = (
-        f"alone and in a batch the engine's tokens part at step {step}; both runs are within rounding of the reference"
-    )
-    return Cause(
-        "batch-shape rounding",
-        "logits",
-        0.9,
-        (line,),
-        "no fault: kernels differ by shape; compare in float32 to be sure",
-        False,
-    )
+    line = f"alone and in a batch the engine's tokens part at step {step}; both runs are within rounding"
+    advice = "no fault: kernels differ by shape; compare in float32 to be sure"
+    return Cause("batch-shape rounding", "logits", 0.9, (line,), advice, False)
 
 
 def build_spread(first: Comparison, second: Comparison) -> Cause | None:

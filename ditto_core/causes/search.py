@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ditto_core.causes.evidence import rel_l2
 from ditto_core.causes.mutants import Edits, Model, Mutant, gloss, mutants
 from ditto_core.causes.naming import kind_of
-from ditto_core.causes.slices import Slice, rel_l2
+from ditto_core.causes.slices import Slice
 from ditto_core.compare.blame import Cause
 from ditto_core.compare.masks import hidden_share
 
@@ -36,8 +37,10 @@ NEXT: Mapping[str, str] = {
     "settings": "build the engine with this field of the configuration, or set it there",
     "operations": "compare this operation in the engine's graph with the model's line",
     "constants": "compare this constant in the engine with the model's",
+    "ids": "compare the ids, positions and frequencies that the engine uses with the model's",
     "masks": "compare the mask that the engine builds with the model's",
     "tensors": "check which tensor the engine takes here",
+    "ranks": "look for a missing all-reduce behind this layer, and check which share of the weight each rank loads",
     "formats": "look for a cast or a quantization here in the engine",
     "layouts": "compare the order of elements here: how the tensor is split, reshaped and transposed",
     "ranges": "check the bounds of slices, pads and loops here in the engine",
@@ -57,64 +60,80 @@ class Found:
     edits: Edits
 
 
-@dataclass(frozen=True)
-class Searched:
-    """What a search came to: explanations, the cheapest first, and how many mutants were judged."""
-
-    found: tuple[Found, ...]
-    tried: int
-    complete: bool = True
-
-
-def search(slices: Sequence[Slice], model: Model, dtype: str, seconds: float) -> Searched:
+def search(slices: Sequence[Slice], model: Model, seconds: float) -> tuple[list[Found], int, bool]:
     """Judge the mutants of a site's slices in the order of their price; stop once something explains.
 
-    Mutants are judged at the first wrong step, and what explains it at all steps. ``dtype`` is the engine's.
+    Mutants are judged at the first wrong step, and what explains it at all steps. Returns explanations, the cheapest
+    first, how many mutants were judged, and whether there was time for all.
     """
     first = next(part for part in slices if part.flagged)
+    small = first.narrowed()
     end = time.thread_time() + seconds
     found: list[Found] = []
     tried = 0
-    for mutant in sorted(mutants(first, model, dtype), key=lambda mutant: mutant.price):
+    for mutant in sorted(mutants(first, model), key=lambda mutant: mutant.price):
         if found and mutant.price > found[0].price + CLOSE:
             break
         if time.thread_time() > end:
-            return Searched(tuple(found), tried, complete=False)
+            return found, tried, False
         tried += 1
-        judged = judge(mutant, first, slices)
+        judged = judge(mutant, first, slices, small)
         if judged is not None:
             found = sorted([*found, judged], key=lambda f: (f.price, f.error))
-    return Searched(tuple(f for f in found if f.price <= found[0].price + CLOSE), tried)
+    return [f for f in found if f.price <= found[0].price + CLOSE], tried, True
 
 
-def judge(mutant: Mutant, first: Slice, slices: Sequence[Slice]) -> Found | None:
+def judge(mutant: Mutant, first: Slice, slices: Sequence[Slice], small: Slice | None) -> Found | None:
     """Return what a mutant explains; one that cannot be computed explains nothing."""
+    starts: Sequence[float] | None = mutant.starts
     try:
-        text, edits, error = settled(mutant, first)
-        if not first.explains(error):
+        if small is not None and first.costly(mutant.fit(1.0) if mutant.fit else mutant.edits):
+            starts = screened(mutant, small)
+        error, number, edits = (math.inf, 0.0, {}) if starts is None else settled(mutant, first, starts)
+        if not first.explains(error, mutant.share):
             return None
-        scope = scope_of(edits, slices)
+        scope = scope_of(edits, slices, mutant.share)
     except Exception:  # noqa: BLE001 - many mutants fit no shape, and fail in as many ways
         return None
     if scope is None:
         return None
-    said, price = (f"{text}, {scope}", mutant.price + 1) if scope else (text, mutant.price)
-    return Found(said, price, error, mutant, edits)
+    text = (
+        mutant.text
+        if mutant.fit is None
+        else mutant.text.replace("{}", said(number, mutant.starts[0], error / first.now))
+    )
+    text, price = (f"{text}, {scope}", mutant.price + 1) if scope else (text, mutant.price)
+    return Found(text, price, error, mutant, edits)
 
 
-def settled(mutant: Mutant, part: Slice) -> tuple[str, Edits, float]:
-    """Return a mutant's text, edits and error, its number fitted where it has one."""
+def screened(mutant: Mutant, small: Slice) -> Sequence[float] | None:
+    """Return where the fit of a mutant begins that explains some output channels; None for one that does not."""
+    try:
+        error, number, _ = settled(mutant, small, mutant.starts)
+    except Exception:  # noqa: BLE001 - it is no matter of single channels
+        return mutant.starts
+    return (number,) if small.explains(error / 2, mutant.share) else None
+
+
+def settled(mutant: Mutant, part: Slice, starts: Sequence[float]) -> tuple[float, float, Edits]:
+    """Return a mutant's error, the number that it has where one is fitted, and its edits."""
     if mutant.fit is None:
-        return mutant.text, mutant.edits, part.error(part.run(mutant.edits))
-    error, number = min((fit(mutant.fit, start, part) for start in mutant.starts), default=(math.inf, 0.0))
-    doubt = min(error / part.now, 0.1) if part.now else 0.1
-    said = f"{number:.{digits(doubt)}g}{gloss(number, mutant.starts[0], max(doubt, 1e-6))}"
-    return mutant.text.replace("{}", said), mutant.fit(number), error
+        return part.error(part.run(mutant.edits)), 0.0, mutant.edits
+    error, number = min((fit(mutant.fit, start, part) for start in starts), default=(math.inf, 0.0))
+    return error, number, mutant.fit(number)
 
 
-def digits(doubt: float) -> int:
-    """Return how many digits of a fitted number mean something, from its relative uncertainty."""
-    return max(2, min(6, round(-math.log10(max(doubt, 1e-6)))))
+def said(number: float, own: float, left: float) -> str:
+    """Write a fitted number: known is how far it is from the model's ``own``, but for ten times the share ``left``."""
+    doubt = min(10 * left, 0.1)
+    return shown(number, doubt * abs(number - own)) + gloss(number, own, max(doubt, 1e-6))
+
+
+def shown(number: float, doubt: float) -> str:
+    """Write a number as the power of ten or with the fewest digits that say it within its uncertainty."""
+    tens = 10.0 ** round(math.log10(abs(number))) if number and math.isfinite(number) else number
+    tried = (math.copysign(tens, number), *(float(f"{number:.{digits}g}") for digits in range(1, 9)))
+    return f"{next((near for near in tried if abs(near - number) <= doubt), number):.8g}"
 
 
 def fit(edits: Callable[[float], Edits], start: float, part: Slice, steps: int = 9) -> tuple[float, float]:
@@ -127,8 +146,8 @@ def fit(edits: Callable[[float], Edits], start: float, part: Slice, steps: int =
         if step == 2 and best[0] > 0.5 * part.now:
             break  # it leads nowhere
         width = 1e-5 * max(abs(number), 1e-7)
-        slope = part.chosen((part.run(edits(number + width)) - value).double() / width)
-        rest = part.chosen(part.seen.actual - value.double())
+        slope = part.seen.chosen((part.run(edits(number + width)) - value).double() / width)
+        rest = part.seen.chosen(part.seen.actual - value.double())
         usable = torch.isfinite(slope) & torch.isfinite(rest)
         size = float(slope[usable].square().sum())
         if not size > 0:
@@ -141,9 +160,9 @@ def fit(edits: Callable[[float], Edits], start: float, part: Slice, steps: int =
     return best
 
 
-def scope_of(edits: Edits, slices: Sequence[Slice]) -> str | None:
+def scope_of(edits: Edits, slices: Sequence[Slice], share: float) -> str | None:
     """Return at which steps a mutant explains the engine: empty for all; None where it does not."""
-    explained = [part.explains(part.error(part.run(edits))) for part in slices]
+    explained = [part.explains(part.error(part.run(edits)), share) for part in slices]
     if all(explained):
         return ""
     for text, inside in ONLY:
@@ -155,13 +174,15 @@ def scope_of(edits: Edits, slices: Sequence[Slice]) -> str | None:
 
 def distinct(found: Iterable[Found], part: Slice) -> list[Found]:
     """Return the explanations that differ in effect on random inputs, of those that do not the cheapest alone."""
-    kept: list[tuple[Found, torch.Tensor | None]] = []
+    kept: list[Found] = []
+    outs: list[torch.Tensor] = []
     other = part.at_random(0)
     for item in found:
         out = effect(item.edits, other)
-        if out is None or not any(k is not None and same(out, k) for _, k in kept):
-            kept.append((item, out))
-    return [item for item, _ in kept]
+        if out is None or not any(o.shape == out.shape and rel_l2(o.flatten(), out.flatten()) <= SAME for o in outs):
+            kept.append(item)
+            outs += [] if out is None else [out]
+    return kept
 
 
 def effect(edits: Edits, part: Slice) -> torch.Tensor | None:
@@ -174,20 +195,15 @@ def effect(edits: Edits, part: Slice) -> torch.Tensor | None:
     return out if bool(torch.isfinite(out).all()) else None
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Tell whether two results are one."""
-    return a.shape == b.shape and rel_l2(a.reshape(-1), b.reshape(-1)) <= SAME
-
-
 def tells(part: Slice) -> bool:
     """Tell whether the engine's tensor can tell explanations apart: NaN, zeros and few numbers fit too many."""
-    actual, expected = part.chosen(part.seen.actual), part.chosen(part.expected.double())
+    actual, expected = part.seen.chosen(part.seen.actual), part.seen.chosen(part.expected.double())
     finite = bool(torch.isfinite(actual).all()) and bool(torch.isfinite(expected).all())
     enough = len(actual) >= FEWEST and bool(actual.any()) and bool(expected.any())
     return (finite and enough) or (part.mask and not bool(torch.isnan(actual).any()))
 
 
-def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds: float) -> tuple[Cause | None, str]:
+def explain(levels: Iterator[Sequence[Slice]], model: Model, seconds: float) -> tuple[Cause | None, str]:
     """Return the cause of a site, and a note where there is something to say and no cause.
 
     ``levels``: the site's slices, then those with more of the code upstream unfolded. Empty slices, which do not
@@ -199,15 +215,13 @@ def explain(levels: Iterator[Sequence[Slice]], model: Model, dtype: str, seconds
         first = next((part for part in slices if part.flagged), None)
         if first is None or not tells(first):
             return None, ""
-        searched = search(slices, model, dtype, end - time.thread_time())
-        tried += searched.tried
-        if searched.found:
-            return named(distinct(searched.found, first), slices, tried, model)
-        if not searched.complete:
-            return (
-                None,
-                f"{first.seen.site}: no cause among {tried} changes of the model's code tried in {seconds:.0f} s",
-            )
+        found, count, complete = search(slices, model, end - time.thread_time())
+        tried += count
+        if found:
+            return named(distinct(found, first), slices, tried, model)
+        if not complete:
+            said = f"no cause among {tried} changes of the model's code tried in {seconds:.0f} s"
+            return None, f"{first.seen.site}: {said}"
     return None, ""
 
 
@@ -223,11 +237,10 @@ def named(found: Sequence[Found], slices: Sequence[Slice], tried: int, model: Mo
         evidence.append(f"or one of {len(found) - 3} more, which only another input can tell apart")
     judged_at = f"judged at {'steps' if len(slices) > 1 else 'step'} {steps}"
     evidence.append(f"that leaves {best.error:.1e} of an error of {first.now:.1e}; {judged_at}, {tried} changes tried")
-    families = {item.mutant.family for item in found}
     confidence = 0.9 if len(found) == 1 else 0.6
-    step = NEXT[best.mutant.family]
+    step = NEXT.get(best.mutant.family, "compare this place of the model's code with the engine's graph")
     rule = f"mutants.{best.mutant.family}"
-    if len(families) > 1:
+    if len({item.mutant.family for item in found}) > 1:
         step += "; a longer prompt, padding or more rows may tell the explanations apart"
     kind = kind_of(best.mutant, best.edits, first, model)
     return Cause(kind, site, confidence, tuple(evidence), step, rule=rule), ""

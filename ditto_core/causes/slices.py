@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ditto_core.causes.tape import Node, Ref, Tape
+from ditto_core.causes.evidence import Seen, left, rel_l2
 from ditto_core.compare.masks import hidden_share, is_mask
+from ditto_core.model.tape import Node, Ref, Tape
+
+LARGE = 1 << 20
+"""Elements of a weight from which changes are tried on some of its output channels first."""
+
+CHANNELS = 64
 
 Values = list[Any]
 """Results by node."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What is known of a site at a step besides the tape.
-
-    ``actual`` is the engine's tensor, float64; ``valid`` marks real tokens (None: all); ``inputs`` are the step's model
-    inputs, ``captured`` the engine's tensors by site and alias, as far as they were judged and lie upstream.
-    ``bound`` and ``floor`` are rel-L2.
-    """
-
-    site: str
-    step: int
-    actual: torch.Tensor
-    valid: torch.Tensor | None
-    inputs: Mapping[str, torch.Tensor]
-    captured: Mapping[str, torch.Tensor]
-    bound: float
-    floor: float
 
 
 class Slice:
@@ -51,12 +41,25 @@ class Slice:
         self.nodes = [local(tape.nodes[number], place, unfolded) for number in needed]
         self.root = Ref(place[root.node], root.item)
         self.below = reached(self.nodes)
+        self.mask = False
+        self._compute()
+        self.mask = is_mask(self.expected)
+        self.now = self.error(self.expected)
+
+    def _compute(self) -> None:
         self.base: Values = []
         for i in range(len(self.nodes)):
             self.base.append(self.call(i, self.base))
         self.expected = self.get(self.base, self.root)
-        self.mask = is_mask(self.expected)
         self.now = self.error(self.expected)
+
+    def _with(self, leaves: Mapping[int, torch.Tensor], seen: Seen) -> Slice:
+        """Return the slice with other leaves, and with what else is known of the site."""
+        other = copy(self)
+        other.seen = seen
+        other.nodes = [replace(node, value=leaves.get(i, node.value)) for i, node in enumerate(self.nodes)]
+        other._compute()
+        return other
 
     @property
     def signature(self) -> list[str]:
@@ -93,9 +96,7 @@ class Slice:
     def run(self, edits: Mapping[int, Edit], upto: int | None = None) -> Any:
         """Return the site's tensor, or that of node ``upto``, when some nodes give something else."""
         values = list(self.base)
-        touched = 0
-        for i in edits:
-            touched |= self.below[i] | 1 << i
+        touched = self.touched(edits)
         last = len(self.nodes) - 1 if upto is None else upto
         for i in range(last + 1):
             if touched >> i & 1:
@@ -111,25 +112,23 @@ class Slice:
             if bool((b > 0).any()) and not bool((a > 0).any()):
                 return math.inf  # the same to a softmax, and another mask
             a, b = hidden_share(a), hidden_share(b)
-        return rel_l2(self.chosen(a), self.chosen(b))
+        return rel_l2(self.seen.chosen(a), self.seen.chosen(b))
 
-    def chosen(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the elements that count, flat."""
-        valid = self.seen.valid
-        return tensor.reshape(-1) if valid is None else tensor[valid.expand(tensor.shape)]
-
-    def explains(self, error: float) -> bool:
+    def explains(self, error: float, share: float = 0.0) -> bool:
         """Tell whether a candidate with this error is the engine's tensor.
 
-        Where the model's own is not, a tenth of its error may be left, or what rounding leaves at a site like this.
+        Where the model's own is not, a tenth of its error may be left, or what rounding leaves at a site like this; or
+        what is beyond a ``share`` of the error.
         """
         if not self.flagged:
             return error <= self.seen.bound
+        if share:
+            return error <= (1 - share) * min(self.now, 1.0)
         return error <= left(self.now, self.seen.bound, self.seen.floor)
 
     def at_random(self, seed: int) -> Slice:
         """Return the slice with other numbers in the place of the engine's tensors: of the same size and sign."""
-        other, draw = copy(self), torch.Generator().manual_seed(seed)
+        draw = torch.Generator().manual_seed(seed)
         noise: dict[int, torch.Tensor] = {}  # a tensor that is shown under several names stays one
 
         def random(tensor: torch.Tensor) -> torch.Tensor:
@@ -138,33 +137,42 @@ class Slice:
             return noise[id(tensor)]
 
         shown = {name: random(tensor) for name, tensor in self.seen.captured.items()}
-        other.seen = replace(self.seen, captured=shown)
-        other.nodes = [
-            replace(node, value=shown.get(node.label, node.value).to(node.value.dtype)) if node.origin else node
-            for node in self.nodes
-        ]
-        other.base = []
-        for i in range(len(other.nodes)):
-            other.base.append(other.call(i, other.base))
-        other.expected = other.get(other.base, other.root)
-        return other
+        leaves = {
+            i: shown[n.label].to(n.value.dtype) for i, n in enumerate(self.nodes) if n.origin and n.label in shown
+        }
+        return self._with(leaves, replace(self.seen, captured=shown))
+
+    def narrowed(self) -> Slice | None:
+        """Return the slice of a few output channels of a large product; None where there is none at the site.
+
+        Those with the largest and the smallest weight are among them: a scale of the whole is the same.
+        """
+        width = self.seen.actual.shape[-1] if self.seen.actual.ndim else 0
+        weights = [(i, n.value) for i, n in enumerate(self.nodes) if n.func is None and n.origin is None]
+        for i, large in ((i, w) for i, w in weights if w.ndim == 2 and w.numel() > LARGE):
+            for axis in (axis for axis in (0, 1) if large.shape[axis] == width):
+                extremes = {int(large.amax(1 - axis).argmax()), int(large.amin(1 - axis).argmin())}
+                some = torch.tensor(sorted({*range(CHANNELS), *extremes}))
+                leaves = {j: w[some] for j, w in weights if w.shape == (width,)} | {i: large.index_select(axis, some)}
+                with suppress(RuntimeError):  # the weight's other axis is as long
+                    other = self._with(leaves, replace(self.seen, actual=self.seen.actual[..., some]))
+                    if torch.allclose(other.expected, self.expected[..., some]):
+                        return other
+        return None
+
+    def touched(self, edits: Iterable[int]) -> int:
+        """Return the nodes that edits change, as the bits of a number."""
+        return reduce(or_, (self.below[i] | 1 << i for i in edits), 0)
+
+    def costly(self, edits: Iterable[int]) -> bool:
+        """Tell whether a large tensor takes part in what edits change."""
+        sizes = [getattr(value, "numel", int)() for value in self.base]
+        changed = self.touched(edits)
+        return any(changed >> i & 1 and any(sizes[r.node] > LARGE for r in n.refs) for i, n in enumerate(self.nodes))
 
 
 Edit = Callable[[Slice, Values, int], Any]
 """Returns what a node gives in place of its own result, from the results before it."""
-
-
-def left(now: float, bound: float, floor: float) -> float:
-    """Return the error that an explanation may leave of ``now``: a tenth, or the noise floor up to a quarter."""
-    return min(bound, max(0.1 * now, min(floor, 0.25 * now)))
-
-
-def rel_l2(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return |a - b| / |b|; infinity where either is not finite."""
-    size, error = float(b.norm()), float((a - b).norm())
-    if not math.isfinite(size) or not math.isfinite(error):
-        return math.inf
-    return error / size if size else (0.0 if not error else math.inf)
 
 
 def nodes_of(tape: Tape, root: Ref, unfolded: Collection[str]) -> list[int]:
@@ -190,14 +198,9 @@ def local(node: Node, place: Mapping[int, int], unfolded: Collection[str]) -> No
         return Ref(place[x.node], x.item) if isinstance(x, Ref) else x
 
     if node.origin is not None and node.label in unfolded:
-        return replace(node, func=unchanged, args=(moved(node.origin),), name="site", value=None, origin=None)
+        return replace(node, func=lambda x: x, args=(moved(node.origin),), name="site", value=None, origin=None)
     args, kwargs = tree_map(moved, (node.args, dict(node.kwargs)))
     return replace(node, args=args, kwargs=kwargs)
-
-
-def unchanged(x: torch.Tensor) -> torch.Tensor:
-    """Return what is given."""
-    return x
 
 
 def reached(nodes: Sequence[Node]) -> list[int]:

@@ -29,26 +29,23 @@ SMALLEST = 0.5
 
 
 @dataclass(frozen=True)
-class Capture:
-    """The tensors of a step at which something was flagged: the engine's, and the replay's at the flagged sites.
+class Kept:
+    """One of the first steps, healthy or not: what it can be replayed from.
 
-    ``actual`` holds all taps of the engine by site, in the engine's dtype; ``expected`` the flagged ones alone.
+    ``actual`` holds all taps of the engine by site, in the engine's dtype.
     """
 
     step: int
     inputs: Mapping[str, torch.Tensor]
     actual: Mapping[str, torch.Tensor]
-    expected: Mapping[str, torch.Tensor]
-    previous: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The tensors of one of the first steps, healthy or not: what the step can be replayed from."""
+class Capture(Kept):
+    """A step that shows a fault: what the replay ``expected`` at the flagged sites, and the cache before."""
 
-    step: int
-    inputs: Mapping[str, torch.Tensor]
-    actual: Mapping[str, torch.Tensor]
+    expected: Mapping[str, torch.Tensor]
+    previous: Mapping[str, torch.Tensor]
 
 
 KEPT = 3

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ditto_core.causes.slices import Seen, Slice
-from ditto_core.causes.tape import Tape
+from ditto_core.causes.evidence import Seen
+from ditto_core.causes.slices import Slice
 from ditto_core.localize.local import Kept, Localizer, Valid
+from ditto_core.model.tape import Tape
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import LocalResult
@@ -49,27 +50,9 @@ class Recording:
         return made if all(self._faithful(part) for part in made) else []
 
     def _slice(self, kept: Kept, tape: Tape, site: str, unfolded: Collection[str]) -> Slice:
-        localizer, result = self.localizer, self.results[kept.step, site]
-        tap = next(tap for tap in localizer.taps if tap.site == site)
         order = list(tape.sites)
-        earlier = set(order[: order.index(site)])
-        upstream = {
-            name: kept.actual[t.site]
-            for t in localizer.taps
-            if t.site in earlier and t.site in kept.actual
-            for name in (t.site, *t.aliases)
-        }
-        seen = Seen(
-            site,
-            kept.step,
-            kept.actual[site].double(),
-            Valid(kept.inputs).of(tap),
-            kept.inputs,
-            upstream,
-            result.bound,
-            result.bound / localizer.factor,
-        )
-        return Slice(tape, seen, unfolded)
+        upstream = order[: order.index(site)]
+        return Slice(tape, seen(self.localizer, self.results[kept.step, site], kept, upstream), unfolded)
 
     def _faithful(self, part: Slice) -> bool:
         result = self.results[part.seen.step, part.seen.site]
@@ -78,6 +61,27 @@ class Recording:
         if part.mask or not math.isfinite(measured):
             return part.flagged == result.flagged
         return abs(part.now - measured) <= FAITHFUL * max(measured, result.bound)
+
+
+def seen(localizer: Localizer, result: LocalResult, kept: Kept, shown: Collection[str]) -> Seen:
+    """Collect what is known of a site at a step; the engine's tensors at ``shown`` are reachable by all their names."""
+    tap = next(tap for tap in localizer.taps if tap.site == result.site)
+    captured = {
+        name: kept.actual[t.site]
+        for t in localizer.taps
+        if t.site in shown and t.site in kept.actual
+        for name in (t.site, *t.aliases)
+    }
+    return Seen(
+        result.site,
+        kept.step,
+        kept.actual[result.site].double(),
+        Valid(kept.inputs).of(tap),
+        kept.inputs,
+        captured,
+        result.bound,
+        result.bound / localizer.factor,
+    )
 
 
 def recorded(localizer: Localizer) -> Iterator[tuple[Kept, Tape]]:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ditto_core.backends.eager import widened
-from ditto_core.causes.tape import Tape
 from ditto_core.compare.masks import as_masks, is_mask
 from ditto_core.errors import RunError, first_line
 from ditto_core.model import states
@@ -23,6 +22,7 @@ from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.placing import placed
 from ditto_core.model.recorder import Recorder, named_by_code
+from ditto_core.model.tape import Tape
 from ditto_core.sites import Tap, final_site, is_operator
 from ditto_core.system.ieee import exact_float32
 

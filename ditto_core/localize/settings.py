@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ditto_core.causes.evidence import left
 from ditto_core.causes.naming import kind_of_field
-from ditto_core.causes.slices import left
 from ditto_core.compare.blame import Cause
 from ditto_core.localize.local import Localizer, Valid, error
 from ditto_core.localize.replay import Replay
@@ -50,7 +51,10 @@ def setting(
         return None
     path, own = found
     end = time.thread_time() + seconds
-    for tried, (name, value, other) in enumerate(sorted(choices(own.config), key=lambda c: c[0] not in code)):
+    fields = sorted(choices(own.config), key=lambda c: c[0] not in code)
+    if right_elsewhere(results) and uniform(own.config):
+        fields = [field for field in fields if isinstance(field[1], list)]
+    for tried, (name, value, other) in enumerate(fields):
         if time.thread_time() > end:
             return None
         with suppress(Exception):  # many values fit no model
@@ -58,6 +62,20 @@ def setting(
             if whole is not None and explains(localizer, whole, results):
                 return named(results, difference(name, value, other), tried)
     return None
+
+
+def right_elsewhere(results: Mapping[tuple[int, str], LocalResult]) -> bool:
+    """Tell whether a wrong site is right in another layer: a field that holds for all layers is not the cause."""
+    kinds: dict[bool, set[tuple[int, str]]] = {True: set(), False: set()}
+    for (step, site), result in results.items():
+        kinds[result.flagged].add((step, re.sub(r"\d+", "*", site)))
+    return bool(kinds[True] & kinds[False])
+
+
+def uniform(config: Any) -> bool:
+    """Tell whether all layers are alike: no list of the configuration says one thing of one and another of others."""
+    lists = (value for value in config.to_dict().values() if isinstance(value, list))
+    return all(len({str(item) for item in value}) < 2 for value in lists)
 
 
 def configured(root: nn.Module) -> tuple[str, Any] | None:

@@ -13,7 +13,7 @@ from tests.faults.cases import CASES
 
 PAGE = "docs/localizing.md"
 TEXT = (Path(__file__).parents[2] / PAGE).read_text()
-LOCALIZE, REPLACE, RELATIONS, TWO_RUNS = python_blocks(PAGE)
+LOCALIZE, REPLACE, RELATIONS, TWO_RUNS, OWN_CAUSES = python_blocks(PAGE)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ LOCALIZE, REPLACE, RELATIONS, TWO_RUNS = python_blocks(PAGE)
         (LOCALIZE, "no site of 45 adds more"),
         (REPLACE, "the model's tensor at model.layers.1.mlp.act_fn "),
         (TWO_RUNS, ""),
+        (OWN_CAUSES, ""),
     ],
 )
 def test_its_scripts_run(tmp_path, shared_cache_dir, monkeypatch, capsys, script, says):

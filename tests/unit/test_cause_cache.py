@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ditto_core.causes.cache import cache, quantized, step_of
-from tests.unit.test_cause_rules import KEYS, T, kind_of, step
+from ditto_core.causes.cache import quantized, step_of
+from tests.unit.test_cause_rules import KEYS, T, cache, kind_of, step
 
 WIDE = torch.linspace(0.004, 1.0, 128, dtype=torch.float64).reshape(1, 64, 2)
 """Cached keys up to 1: a fitting int8 scale has steps of 1 / 127."""

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ditto_core.causes.evidence import Seen
 from ditto_core.causes.mutants import Model
-from ditto_core.causes.search import explain, fit, search
-from ditto_core.causes.slices import Seen, Slice
-from ditto_core.causes.tape import Tape
+from ditto_core.causes.search import explain, fit, said, search, shown
+from ditto_core.causes.slices import Slice
+from ditto_core.model.tape import Tape
 
 
 class Weights(torch.nn.Module):
@@ -24,7 +25,7 @@ class Weights(torch.nn.Module):
 
 
 ROOT = Weights()
-MODEL = Model.of(ROOT)
+MODEL = Model.of(ROOT, "float32")
 
 
 def numbers(*shape, seed=1):
@@ -47,7 +48,7 @@ def sliced(model, engine, x=None, step=0, bound=1e-6):
 
 def cause_of(*slices):
     with torch.inference_mode():
-        return explain(iter([slices]), MODEL, "float32", 20)
+        return explain(iter([slices]), MODEL, 20)
 
 
 def block(x):
@@ -170,9 +171,8 @@ def test_one_explanation_in_several_places_is_one():
 def test_a_search_ends_with_its_time():
     with torch.inference_mode():
         part = sliced(block, lambda x: block(x) * (1 + 0.01 * numbers(2, 5, 6, seed=60)))
-        found = search([part], MODEL, "float32", 0.0)
-        assert not found.complete
-        cause, note = explain(iter([[part]]), MODEL, "float32", 0.0)
+        assert search([part], MODEL, 0.0)[2] is False
+        cause, note = explain(iter([[part]]), MODEL, 0.0)
     assert cause is None
     assert "no cause among" in note
 
@@ -184,3 +184,26 @@ def test_a_fitted_number_is_that_of_the_engine():
         error, number = fit(lambda a: {leaf: lambda s, v, i: s.base[i] * a}, 1.0, part)
     assert number == pytest.approx(1.7, rel=1e-6)
     assert error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("number", "doubt", "text"),
+    [
+        (9.4e-6, 8e-7, "1e-05"),
+        (9.4e-6, 1e-7, "9.4e-06"),
+        (0.99000001, 1e-7, "0.99"),
+        (499999.94, 0.5, "500000"),
+        (-1.0, 0.0, "-1"),
+        (0.0, 0.0, "0"),
+        (math.inf, 1.0, "inf"),
+    ],
+)
+def test_a_number_is_written_with_the_digits_that_are_known(number, doubt, text):
+    assert shown(number, doubt) == text
+
+
+def test_what_is_known_of_a_number_is_how_far_it_is_from_the_models_own():
+    """A hundred-thousandth above 1 is known to a tenth of that, not of 1."""
+    assert said(1.00001, 1.0, 0.02) == "1.00001"
+    assert said(0.2500003, 0.5, 1e-6) == "0.25 (half of that)"
+    assert said(0.5, 1.0, 1e-6) == "0.5"

@@ -5,7 +5,7 @@ import torch
 
 from ditto_core.compare.blame import LocalResult
 from ditto_core.compare.metrics import measure
-from ditto_core.localize.settings import choices, difference, limit, rebuilt
+from ditto_core.localize.settings import choices, difference, limit, rebuilt, right_elsewhere, uniform
 from ditto_core.model.loading import tiny_decoder
 
 
@@ -55,3 +55,27 @@ def test_a_healthy_site_may_differ_a_little_more_than_its_bound():
 def test_a_field_is_said_with_both_values():
     assert difference("eps", 1e-6, 1e-5) == "config.eps is 1e-05 in place of 1e-06"
     assert difference("rope", {"a": 1.0, "b": 2}, {"a": 3.0, "b": 2}) == "config.rope['a'] is 3.0 in place of 1.0"
+
+
+def result(step, site, error):
+    ones = torch.ones(4, dtype=torch.float64)
+    return (step, site), LocalResult(step, site, 0, measure(ones * (1 + error), ones), 1e-7, 6e-7)
+
+
+@pytest.mark.parametrize(
+    ("others", "right"),
+    [
+        ([result(0, "layers.0.mlp", 0.0)], True),
+        ([result(0, "layers.0.mlp", 0.5)], False),
+        ([result(1, "layers.0.mlp", 0.0)], False),  # at another step
+        ([result(0, "layers.0.attn", 0.0)], False),
+        ([], False),
+    ],
+)
+def test_a_field_of_all_layers_is_not_the_cause_where_another_layer_is_right(others, right):
+    assert right_elsewhere(dict([result(0, "layers.1.mlp", 0.5), *others])) is right
+
+
+def test_layers_are_alike_unless_a_list_tells_them_apart(llama):
+    assert uniform(llama.config)
+    assert not uniform(tiny_decoder("gemma3").config)

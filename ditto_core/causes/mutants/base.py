@@ -11,20 +11,19 @@ from torch import nn
 
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.slices import Edit, Slice, Values
-from ditto_core.causes.tape import Ref
+from ditto_core.model.tape import Ref
 
 Edits = Mapping[int, Edit]
 """What changes, by place in the slice: places mean the same at every step whose slice has the same operations."""
+
+CASTS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 WORDS: Mapping[str, str] = {
     "add": "the addition",
     "sub": "the subtraction",
     "mul": "the multiplication",
-    "truediv": "the division",
-    "div": "the division",
-    "matmul": "the product",
-    "mm": "the product",
-    "bmm": "the product",
+    **dict.fromkeys(("truediv", "div"), "the division"),
+    **dict.fromkeys(("matmul", "mm", "bmm"), "the product"),
     "neg": "the sign",
     "pow": "the power",
     "sqrt": "the root",
@@ -46,28 +45,31 @@ class Mutant:
     """One possible fault. ``text`` says what the engine does, ``price`` how far-fetched it is.
 
     Of a mutant with ``starts`` one number is fitted, from each of these: ``fit`` makes its edits, and ``text`` has a
-    place ``{}`` for the number.
+    place ``{}`` for the number. ``share``: accounting for that share of the error is enough.
+    ``family``: empty for that of the generator.
     """
 
     text: str
     price: float
-    family: str
     kind: Kind
     edits: Edits = field(default_factory=dict)
     fit: Callable[[float], Edits] | None = None
     starts: tuple[float, ...] = ()
+    share: float = 0.0
+    family: str = ""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What mutants know of the model: its parameters and buffers by name, and the numbers of its configuration."""
+    """What mutants know of the model: parameters and buffers by name, numbers of its configuration, engine's dtype."""
 
     root: nn.Module
     tensors: Mapping[str, torch.Tensor]
     numbers: Mapping[str, float]
+    dtype: str
 
     @classmethod
-    def of(cls, root: nn.Module) -> Model:
+    def of(cls, root: nn.Module, dtype: str) -> Model:
         """Read a module and the first configuration that it holds."""
         configs: list[Any] = [getattr(module, "config", None) for module in root.modules()]
         config = next((c for c in configs if hasattr(c, "to_dict")), None)
@@ -75,7 +77,13 @@ class Model:
         for name, value in (config.to_dict() if config is not None else {}).items():
             nested = value.items() if isinstance(value, dict) else [("", value)]
             found |= {f"{name}.{k}".strip("."): v for k, v in nested if type(v) in (int, float)}
-        return cls(root, {**dict(root.named_buffers()), **dict(root.named_parameters())}, found)
+        return cls(root, {**dict(root.named_buffers()), **dict(root.named_parameters())}, found, dtype)
+
+    @property
+    def narrower(self) -> list[torch.dtype]:
+        """The formats that hold no more than the engine's dtype, which is left out."""
+        own = getattr(torch, self.dtype)
+        return [cast for cast in CASTS if cast is not own and torch.finfo(cast).bits <= torch.finfo(own).bits]
 
     @property
     def sizes(self) -> list[int]:

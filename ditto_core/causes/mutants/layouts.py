@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from ditto_core.causes.kinds import Kind
 from ditto_core.causes.mutants.base import Edits, Model, Mutant, changed, is_float, output_or_place, place_of, split
 from ditto_core.causes.mutants.operations import MOVING
-from ditto_core.causes.slices import Slice, Values
+from ditto_core.causes.slices import LARGE, Slice, Values
 
 Move = Callable[[torch.Tensor], torch.Tensor]
-LARGEST = 1 << 20
-"""Elements up to which a tensor is laid out anew: each layout is a copy."""
+WIDEST = 8192
+"""Output channels up to which any order is searched: memory grows with the square."""
 
 USEFUL = frozenset(
     ("cat", "matmul", "mm", "bmm", "__add__", "add", "__mul__", "mul", "site", "embedding", "conv1d", "conv2d", "gelu",
@@ -28,17 +27,20 @@ def layouts(part: Slice, model: Model) -> Iterator[Mutant]:
     """Yield other layouts of the site's own tensor, of what comes in, and of what is worth it between."""
     for i, node in enumerate(part.nodes):
         value = part.base[i]
-        if not is_float(value) or not value.ndim or value.numel() > LARGEST:
+        if not is_float(value) or not value.ndim or value.numel() > LARGE:
             continue
         if not (node.func is None or i == part.root.node or node.name in USEFUL):
             continue
         what, more = output_or_place(part, i), 0.0 if node.func is None or i == part.root.node else 0.5
         for text, price, move in moves(value.shape, model.sizes):
-            yield Mutant(f"{what} is {text}", price + more, "layouts", "other layout", {i: changed(move)})
-        for text, price, move in ranges(value.shape):
-            yield Mutant(f"{what} is {text}", price + more, "ranges", "part of a tensor", {i: changed(move)})
-    yield from weights_together(part, model)
+            yield Mutant(f"{what} is {text}", price + more, "other layout", {i: changed(move)})
+        # where an embedding's output is wrong at some tokens, the ids are
+        looked_up = i == part.root.node and any(n.name == "embedding" for n in part.nodes)
+        for text, price, move in () if looked_up else ranges(value.shape):
+            yield Mutant(f"{what} is {text}", price + more, "part of a tensor", {i: changed(move)}, family="ranges")
     yield from pairs(part, model)
+    if any(node.label in model.tensors and part.base[i].ndim == 2 for i, node in enumerate(part.nodes)):
+        yield from channels(part)
 
 
 def moves(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[str, float, Move]]:
@@ -57,9 +59,9 @@ def moves(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[str, flo
 
 def along(axis: int, size: int, where: str, sizes: Sequence[int]) -> Iterator[tuple[str, float, Move]]:
     """Yield the moves along one axis."""
-    yield f"reversed {where}", 2.5, partial(torch.flip, dims=(axis,))
     for shift in (1, -1):
         yield f"rolled by {shift} {where}", 2.5, partial(torch.roll, shifts=shift, dims=axis)
+    yield f"reversed {where}", 2.5, partial(torch.flip, dims=(axis,))
     if size % 2 == 0:
         yield f"half by half exchanged {where}", 2.5, partial(torch.roll, shifts=size // 2, dims=axis)
         yield f"exchanged in neighbouring pairs {where}", 2.5, partial(blocks_swapped, axis, 1)
@@ -130,22 +132,6 @@ def repeated(axis: int, k: int, t: torch.Tensor) -> torch.Tensor:
     return t.narrow(axis, min(k, t.shape[axis] - 1), 1).expand_as(t)
 
 
-def weights_together(part: Slice, model: Model) -> Iterator[Mutant]:
-    """Weight and bias of one module laid out anew alike, as a fused weight that is split wrongly."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    for i, node in enumerate(part.nodes):
-        if node.label in model.tensors and part.base[i].ndim:
-            groups.setdefault((node.label.rpartition(".")[0], part.base[i].shape[0]), []).append(i)
-    for (module, size), places in groups.items():
-        if len(places) > 1 and all(part.base[i].numel() <= LARGEST for i in places):
-            for text, price, move in moves((size,), model.sizes):
-                edits = {i: changed(move) for i in places}
-                kind: Kind = "fused weight order"
-                # axis -1 of one dimension is the first axis of weight and bias
-                how = text.replace("along axis -1", "along the first axis")
-                yield Mutant(f"weight and bias of {module} are {how}", price + 0.5, "layouts", kind, edits)
-
-
 def pairs(part: Slice, model: Model) -> Iterator[Mutant]:
     """Everything between two nodes takes the last axis in pairs of neighbours in place of halves, or vice versa."""
     for a, before in enumerate(part.nodes):
@@ -162,7 +148,7 @@ def pairs(part: Slice, model: Model) -> Iterator[Mutant]:
             for text, k in (("neighbouring pairs, not in halves", 2), ("halves, not in neighbouring pairs", -2)):
                 half = k if k > 0 else x.shape[-1] // 2
                 words = f"from {place_of(part, a)} to {place_of(part, b)} the last axis is taken in {text}"
-                yield Mutant(words, 2.5, "layouts", "RoPE interleaved", conjugated(a, b, half))
+                yield Mutant(words, 2.5, "RoPE interleaved", conjugated(a, b, half))
 
 
 def conjugated(a: int, b: int, k: int) -> Edits:
@@ -177,3 +163,17 @@ def conjugated(a: int, b: int, k: int) -> Edits:
         return split(out, -1, (k, -1)).transpose(-1, -2).flatten(-2)
 
     return {b: edit}
+
+
+def channels(part: Slice) -> Iterator[Mutant]:
+    """The right output channels in whatever order, as a wrongly split fused weight gives them."""
+    actual, expected = (part.seen.rows(side.double()) for side in (part.seen.actual, part.expected))
+    size = actual.shape[1]
+    if not 1 < size <= WIDEST:
+        return
+    order = torch.cdist(actual.T.contiguous(), expected.T.contiguous()).argmin(1)
+    moved = int((order != torch.arange(size)).sum())
+    if moved and len(torch.unique(order)) == size:
+        text = f"{moved} of the output's {size} channels are in other places: {order[:8].tolist()} …"
+        edit = changed(lambda t: t[..., order])
+        yield Mutant(text, 1.9, "fused weight order", {part.root.node: edit})

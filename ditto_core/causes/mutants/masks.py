@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -40,12 +39,7 @@ FIXED: tuple[tuple[str, float, Kind, Rule], ...] = (
     ("is inverted", 1.5, "mask inverted", lambda v: ~v.own | v.own.all(-1, keepdim=True)),
     ("shows padding in the place of tokens", 1.5, "mask inverted", lambda v: (v.k <= v.q) & ~v.real),
     ("has the padding of the row before", 1.5, "rows displaced", lambda v: (v.k <= v.q) & v.real.roll(1, 0)),
-    (
-        "is transposed",
-        2,
-        "mask inverted",
-        lambda v: v.own.transpose(-1, -2) if v.own.shape[-1] == v.own.shape[-2] else v.own,
-    ),
+    ("is transposed", 2, "mask inverted", lambda v: v.own.mT if v.own.shape[-1] == v.own.shape[-2] else v.own),
     ("starts at the top left", 1.5, "mask anchor", lambda v: (v.k <= v.q - v.q[0]) & v.real),
 )
 
@@ -75,14 +69,9 @@ def masks(part: Slice, model: Model) -> Iterator[Mutant]:
         predicates = [*FIXED, *(p for n in range(1, value.shape[-1] + 4) for p in numbered(n))]
         what = "the mask" if i == part.root.node else f"the mask of {place_of(part, i)}"
         for text, price, kind, rule in predicates:
-            yield Mutant(f"{what} {text}", price, "masks", kind, {i: shown_by(rule)})
-        fit = partial(weak, i)
-        yield Mutant(f"{what} hides with {{}} only", 3, "masks", "other constant", fit=fit, starts=(-1.0, -4.0, -10.0))
-
-
-def weak(i: int, number: float) -> Edits:
-    """Hide with another number."""
-    return {i: changed(lambda own: torch.where(own < 0, number, own))}
+            yield Mutant(f"{what} {text}", price, kind, {i: shown_by(rule)})
+        fit: Callable[[float], Edits] = lambda n, i=i: {i: changed(lambda own: torch.where(own < 0, n, own))}  # type: ignore[misc]  # noqa: E731
+        yield Mutant(f"{what} hides with {{}} only", 3, "other constant", fit=fit, starts=(-1.0, -4.0, -10.0))
 
 
 def shown_by(rule: Rule) -> Edit:

@@ -23,13 +23,18 @@ from ditto_core.causes.mutants.base import (
     with_argument,
 )
 from ditto_core.causes.mutants.operations import MOVING
-from ditto_core.causes.rounding import QUANTIZERS
-from ditto_core.causes.slices import Slice
+from ditto_core.causes.rounding import CHUNKS, QUANTIZERS, narrow_sum, round_bits
+from ditto_core.causes.slices import LARGE, Edit, Slice
 
 ARITHMETIC = ("add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "imul", "div", "truediv", "rtruediv", "pow", "rpow")
-COUNTED = frozenset(("cumsum", "arange", "__add__", "add", "sub", "mul", "clamp", "abs", "long"))
 ACTIVE = frozenset(("gelu", "silu", "relu"))
-CASTS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+PRODUCTS = frozenset(("matmul", "mm", "bmm", "__matmul__"))
+ROUNDED = 0.7
+"""Share of an error that a rounding has to account for, whose details differ between engines."""
+
+
+Function = Callable[[torch.Tensor, float], torch.Tensor]
+Wrap = Callable[[Callable[..., Any]], Edit]
 
 
 def constants(part: Slice, model: Model) -> Iterator[Mutant]:
@@ -39,10 +44,8 @@ def constants(part: Slice, model: Model) -> Iterator[Mutant]:
         if node.name.strip("_") not in (*ARITHMETIC, "clamp", "clip"):
             continue
         for k, own in enumerate(node.args):
-            if type(own) not in (int, float) or not isinstance(part.base[i], torch.Tensor):
-                continue
-            yield from neighbours(part, i, k, own, configured)
-        yield from index_constants(part, i)
+            if type(own) in (int, float) and isinstance(part.base[i], torch.Tensor):
+                yield from neighbours(part, i, k, own, configured)
     yield from everywhere(part)
 
 
@@ -58,7 +61,7 @@ def everywhere(part: Slice) -> Iterator[Mutant]:
         if len({i for i, _ in places}) > 1:
             text = f"the constant {own:.6g} from {place_of(part, places[0][0])} on is {{}}"
             fit = partial(fitted_arguments, places)
-            yield Mutant(text, 2.5, "constants", "other constant", fit=fit, starts=(own, own / 4, own * 4))
+            yield Mutant(text, 2.5, "other constant", fit=fit, starts=(own, own / 4, own * 4))
 
 
 def fitted_arguments(places: Sequence[tuple[int, int]], value: float) -> Edits:
@@ -72,86 +75,63 @@ def neighbours(part: Slice, i: int, k: int, own: float, configured: set[float]) 
     if isinstance(own, int) and not is_float(part.base[i]):
         for shift in (-3, -2, -1, 1, 2, 3):
             # relative: a constant that is a length of this step is another number at the next
-            edit = with_argument(k, partial(add, shift))
-            yield Mutant(f"the constant {own} of {where} is {own + shift}", 2, "constants", "other constant", {i: edit})
+            edit = with_argument(k, lambda x, shift=shift: x + shift)
+            yield Mutant(f"the constant {own} of {where} is {own + shift}", 2, "other constant", {i: edit})
         return
     near = {0.0, 1.0, own * 2, own / 2, -own, abs(own) ** 0.5, own**2, 1 / own if own else 1.0} | configured
     for new in sorted(near - {float(own)}):
         price = 1.0 if new in (0.0, 1.0) else 1.5
         text = f"the constant {own:.6g} of {where} is {new:.6g}"
-        yield Mutant(text, price, "constants", "other constant", {i: with_argument(k, new)})
+        yield Mutant(text, price, "other constant", {i: with_argument(k, new)})
     if is_float(part.base[i]):
         text = f"the constant {own:.6g} of {where} is {{}}"
         starts = (own or 1e-6, own * 4 or 1e-5, own / 4 or 1e-3, 1.0)
-        fit = partial(fitted_argument, i, k)
-        yield Mutant(text, 3, "constants", "other constant", fit=fit, starts=starts)
+        fit = partial(fitted_arguments, [(i, k)])
+        yield Mutant(text, 3, "other constant", fit=fit, starts=starts)
 
 
-def add(shift: float, x: float) -> float:
-    """Return a sum."""
-    return x + shift
-
-
-def fitted_argument(i: int, k: int, value: float) -> Edits:
-    """Edit one argument."""
-    return {i: with_argument(k, value)}
-
-
-def index_constants(part: Slice, i: int) -> Iterator[Mutant]:
-    """Yield neighbours of a whole number that indexes."""
-    node = part.nodes[i]
-    if node.name != "__getitem__" or not isinstance(node.args[1], tuple):
-        return
-    for k, own in enumerate(node.args[1]):
-        for new in sorted({0, -1, own + 1, own - 1} - {own}) if type(own) is int else ():
-            index = (*node.args[1][:k], new, *node.args[1][k + 1 :])
-            text = f"the index {own} of {place_of(part, i)} is {new}"
-            yield Mutant(text, 1.5, "constants", "other constant", {i: with_argument(1, index)})
-
-
-def ids(part: Slice, model: Model) -> Iterator[Mutant]:
-    """Yield other whole numbers: positions and ids that are shifted, all zero, or count from the first."""
-    for i, node in enumerate(part.nodes):
-        value = part.base[i]
-        if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.dtype == torch.bool:
-            continue
-        if not value.ndim or not (node.func is None or i == part.root.node or node.name in COUNTED):
-            continue
-        what = output_or_place(part, i)
-        for shift in (1, -1, 2, -2, 3, -3):
-            # ids are not negative: what is clamped says less
-            price = 2.0 if int(value.min()) + shift >= 0 else 2.7
-            edit = changed(partial(shifted, shift))
-            yield Mutant(f"{what} is off by {shift:+d}", price, "constants", "positions shifted", {i: edit})
-        if bool(((value == 0) | (value == 1)).all()):
-            flip = changed(lambda t: 1 - t)
-            yield Mutant(f"{what} is inverted (0 for 1)", 1.8, "constants", "other constant", {i: flip})
-        yield Mutant(f"{what} is all zero", 1.8, "constants", "other constant", {i: changed(torch.zeros_like)})
-
-
-def shifted(shift: int, ids: torch.Tensor) -> torch.Tensor:
-    """Add to ids, none of which become negative."""
-    return (ids + shift).clamp(min=0)
-
-
-def formats(part: Slice, model: Model, dtype: str) -> Iterator[Mutant]:
-    """Yield narrower number formats, the engine's own left out; weights are quantized too."""
-    own = getattr(torch, dtype)
+def formats(part: Slice, model: Model) -> Iterator[Mutant]:
+    """Yield narrower number formats, the engine's own left out: of tensors, of weights and of products."""
     for i, node in enumerate(part.nodes):
         value = part.base[i]
         if not is_float(value) or not value.ndim or node.name in MOVING:
             continue
         what, weight = output_or_place(part, i), node.label in model.tensors
-        for cast in CASTS:
-            if cast is not own and torch.finfo(cast).bits <= torch.finfo(own).bits:
-                price = (1.5 if torch.finfo(cast).bits > 8 else 2.5) + (0.5 if node.func is not None else 0)
-                text = f"{what} is cast to {str(cast).removeprefix('torch.')}"
-                kind: Kind = "weights quantized" if weight else "narrow cast"
-                yield Mutant(text, price, "formats", kind, {i: changed(partial(through, cast))})
-        for name, of_weight, of_input in QUANTIZERS if weight and value.ndim == 2 else ():
-            if of_weight is not None and of_input is None and "float" not in name:
-                text = f"{what} holds {name}"
-                yield Mutant(text, 2.5, "formats", "weights quantized", {i: changed(of_weight)})
+        kind: Kind = "weights quantized" if weight else "narrow cast"
+        for cast in model.narrower:
+            price = (1.5 if torch.finfo(cast).bits > 8 else 2.5) + (0.5 if node.func is not None else 0)
+            for how, func in (("cast", through), ("cut", toward_zero)):
+                text = f"{what} is {how} to {str(cast).removeprefix('torch.')}"
+                yield Mutant(text, price + 0.1 * (how == "cut"), kind, {i: changed(partial(func, cast))})
+        if weight and value.ndim == 2:
+            yield from quantized(part, i)
+        if node.name in PRODUCTS and len(node.refs) == 2:
+            yield from narrow_products(part, i, model)
+
+
+def quantized(part: Slice, i: int) -> Iterator[Mutant]:
+    """Yield coarser weights, and coarser inputs with them."""
+    inputs = [j for j, node in enumerate(part.nodes) if node.origin is not None and is_float(part.base[j])]
+    for name, of_weight, of_input in QUANTIZERS:
+        of_inputs = {} if of_input is None else dict.fromkeys(inputs, changed(of_input))
+        text, edits = f"{output_or_place(part, i)} holds {name}", {i: changed(of_weight), **of_inputs}
+        yield Mutant(text, 2.5, "weights quantized", edits, share=ROUNDED)
+
+
+def narrow_products(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
+    """Both factors of a product are rounded, or its sum is again and again."""
+    func, where = part.nodes[i].func, place_of(part, i)
+    assert func is not None
+    products: tuple[tuple[int, Kind], ...] = ((10, "TF32"), (7, "bfloat16 products"))
+    for bits, kind in products:
+        rounded = instead(lambda a, b, bits=bits: func(round_bits(a, bits), round_bits(b, bits)))
+        text = f"the factors of {where} are rounded to {bits} bits of mantissa{' (float16 has as many)' * (bits == 10)}"
+        yield Mutant(text, 1.9, kind, {i: rounded}, share=ROUNDED)
+    own = getattr(torch, model.dtype)
+    for chunk in CHUNKS if own.itemsize == 2 else ():
+        sums = instead(lambda a, b, chunk=chunk: narrow_sum(a, b, own, chunk))
+        text = f"the sum of {where} is rounded to {model.dtype} after every {chunk} of its products"
+        yield Mutant(text, 2.2, "narrow accumulation", {i: sums}, share=0.6)
 
 
 def through(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
@@ -159,75 +139,69 @@ def through(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float().to(dtype).to(tensor.dtype)
 
 
+def toward_zero(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    """Cut the bits off that another dtype does not hold."""
+    nearest = through(dtype, tensor)
+    # the neighbour of a value towards zero is between 0.5 and 1 epsilons of it away, relatively
+    inward = through(dtype, nearest * (1 - 0.6 * torch.finfo(dtype).eps))
+    return torch.where(nearest.abs() > tensor.abs(), inward, nearest)
+
+
 def fits(part: Slice, model: Model) -> Iterator[Mutant]:
     """Yield one number each: a factor, an offset, a bound, a soft cap."""
+    yield from clipped(part)
     for i, node in enumerate(part.nodes):
         value = part.base[i]
         if not is_float(value) or node.name in MOVING or (node.func is None and not node.label):
             continue
-        what = output_or_place(part, i)
-        price = 3.0 if i == part.root.node or node.label in model.tensors else 3.3 if node.func is None else 3.5
-        yield fitted(f"{what} is multiplied by {{}}", price, i, torch.mul, (1.0, 2.0, 0.3, 10.0))
-        if value.ndim:
-            price = 3.5 if node.label in model.tensors else 4.0
-            yield fitted(f"{{}} is added to {what}", price, i, torch.add, (1e-3, 1.0, -1.0))
+        what, weight = output_or_place(part, i), node.label in model.tensors
+        price = 2.9 if weight else 3.0 if i == part.root.node else 3.3 if node.func is None else 3.5
+        yield fitted(f"{what} is multiplied by {{}}", price, "constant factor", i, torch.mul, (1.0, 2.0, 0.3, 10.0))
+        if value.ndim and value.numel() <= LARGE:
+            price, starts = 3.5 if weight else 4.0, (1e-3, 1.0, -1.0)
+            yield fitted(f"{{}} is added to {what}", price, "other constant", i, torch.add, starts)
             finite = value[value.abs() < 1e30]
             top = float(finite.abs().max()) if finite.numel() else 1.0
+            cap: Function = lambda x, most: most * torch.tanh(x / most)  # noqa: E731
             if top:
-                yield fitted(f"{what} is capped softly at {{}}", 3.5, i, soft_cap, (top, 5.0, 50.0))
-            actual = part.seen.actual
-            yield fitted(f"{what} is cut off above {{}}", 4, i, at_most, (float(actual.max()),))
+                yield fitted(f"{what} is capped softly at {{}}", 3.5, "softcap differs", i, cap, (top, 5.0, 50.0))
+            least: Function = lambda x, most: x.clamp(max=most)  # noqa: E731
+            top = float(part.seen.actual.max())
+            yield fitted(f"{what} is cut off above {{}}", 4, "saturation", i, least, (top,))
         if node.name in ACTIVE:
-            yield fitted_activation(f"{what} is a leaky ReLU of {{}}", i, F.leaky_relu, (0.01, 0.2))
-            yield fitted_activation(
-                f"{what} is f({{}} x) / {{}}", i, partial(steeper, node.func or torch.relu), (1.1, 1.702)
-            )
-        if bool((value > 0).all()):
-            yield fitted(f"{what} is raised to the power {{}}", 3.5, i, torch.pow, (1.0, 2.0, 0.5))
+            kind: Kind = "activation kind"
+            yield fitted(f"{what} is a leaky ReLU of {{}}", 3, kind, i, F.leaky_relu, (0.01, 0.2), instead)
+            steeper: Function = lambda x, a, own=node.func: own(x * a) / a  # type: ignore[misc]  # noqa: E731
+            yield fitted(f"{what} is f({{}} x) / {{}}", 3, kind, i, steeper, (1.1, 1.702), instead)
+        if value.numel() <= LARGE and bool((value > 0).all()):
+            text = f"{what} is raised to the power {{}}"
+            yield fitted(text, 3.5, "other constant", i, torch.pow, (1.0, 2.0, 0.5))
 
 
-def fitted(text: str, price: float, i: int, func: Callable[..., Any], starts: tuple[float, ...]) -> Mutant:
-    """Make a mutant that applies a function of a number to what a node gives."""
-
-    def edits(number: float) -> Edits:
-        return {i: changed(lambda t: func(t, number))}
-
-    words: tuple[tuple[str, Kind], ...] = (
-        ("cut off", "saturation"),
-        ("multiplied", "constant factor"),
-        ("softly", "softcap differs"),
-    )
-    kind: Kind = next((kind for word, kind in words if word in text), "other constant")
-    return Mutant(text, price, "fits", kind, fit=edits, starts=starts)
+def clipped(part: Slice) -> Iterator[Mutant]:
+    """The output is cut off at bounds that several of its numbers share."""
+    actual, expected = part.seen.chosen(part.seen.actual), part.seen.chosen(part.expected.double())
+    low, high = float(actual.min()), float(actual.max())
+    room = part.seen.bound * max(abs(low), abs(high))
+    above, below = int((expected > high + room).sum()), int((expected < low - room).sum())
+    shared = int((actual == high).sum()) >= above and int((actual == low).sum()) >= below
+    if above + below and shared and low < high and not part.mask:
+        cut = " and ".join([f"above {high:.6g}"] * bool(above) + [f"below {low:.6g}"] * bool(below))
+        edit = changed(lambda t: t.clamp(low if below else None, high if above else None))
+        yield Mutant(f"the output is cut off {cut}", 1.9, "saturation", {part.root.node: edit})
 
 
-def fitted_activation(text: str, i: int, func: Callable[..., Any], starts: tuple[float, ...]) -> Mutant:
-    """Make a mutant that has another activation, with a number."""
-
-    def edits(number: float) -> Edits:
-        return {i: instead(lambda x, *a, **k: func(x, number))}
-
-    return Mutant(text, 3, "fits", "activation kind", fit=edits, starts=starts)
-
-
-def steeper(func: Callable[..., Any], x: torch.Tensor, number: float) -> Any:
-    """f(a x) / a: SiLU with the sigmoid of a x."""
-    return func(x * number) / number
-
-
-def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """cap tanh(x / cap)."""
-    return cap * torch.tanh(x / cap)
-
-
-def at_most(x: torch.Tensor, top: float) -> torch.Tensor:
-    """Cut off above."""
-    return x.clamp(max=top)
+def fitted(
+    text: str, price: float, kind: Kind, i: int, func: Function, starts: tuple[float, ...], wrap: Wrap = changed
+) -> Mutant:
+    """Make a mutant that applies a function of a number to what a node gives, or (``instead``) to what it takes."""
+    fit: Callable[[float], Edits] = lambda number: {i: wrap(lambda x, *_, **__: func(x, number))}  # noqa: E731
+    return Mutant(text, price, kind, fit=fit, starts=starts)
 
 
 def gloss(number: float, own: float, doubt: float) -> str:
     """Say what a fitted number looks like, from a short list; empty if like nothing within its uncertainty."""
-    if not own or not math.isfinite(number):
+    if own in (0, 1) or not math.isfinite(number):
         return ""
     names = {"twice that": 2 * own, "half of that": own / 2, "its root": abs(own) ** 0.5, "its inverse": 1 / own}
     told = {name: value for name, value in names.items() if abs(value - own) > doubt * abs(own)}

@@ -47,11 +47,6 @@ ACTIVATIONS: tuple[Sibling, ...] = (
 )
 
 
-def over(axes: Any) -> Callable[..., Any]:
-    """Reduce over other axes, with the reduction that the model uses."""
-    return lambda x, *a, **k: x.mean(axes, keepdim=True)
-
-
 def of_sample(x: torch.Tensor, axes: Any, **k: Any) -> torch.Tensor:
     """Mean that divides by n - 1."""
     count = math.prod(x.shape[i] for i in ((axes,) if isinstance(axes, int) else axes))
@@ -63,8 +58,8 @@ SIBLINGS: Mapping[str, tuple[Sibling, ...]] = {
     "mean": (
         ("the sum", lambda x, *a, **k: x.sum(*a, **k)),
         ("the mean over n - 1", of_sample),
-        ("the mean over the last two axes", over((-2, -1))),
-        ("the mean over axis -2", over(-2)),
+        ("the mean over the last two axes", lambda x, *a, **k: x.mean((-2, -1), keepdim=True)),
+        ("the mean over axis -2", lambda x, *a, **k: x.mean(-2, keepdim=True)),
         ("the maximum", lambda x, *a, **k: x.amax(*a, **k)),
     ),
     "pow": (("the absolute value", lambda x, *a: x.abs()), ("the cube", lambda x, *a: x**3)),
@@ -106,16 +101,12 @@ def left_out(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
         others = [place_of(part, r.node) for j, r in operands(part, i) if j != k]
         unused = f": {', '.join(others)} takes no part" if others else ""
         kind = kind_of_drop(part, i, others, model)
-        yield Mutant(f"{what} is missing{unused}", 1, "operations", kind, {i: argument(k)})
+        yield Mutant(f"{what} is missing{unused}", 1, kind, {i: argument(k)})
         if not node.writes:
-            yield Mutant(f"{what} is done twice", 2, "operations", "operation differs", {i: again(k)})
+            again: Edit = lambda p, v, i, k=k: with_argument(k, p.call(i, v))(p, v, i)  # type: ignore[misc]  # noqa: E731
+            yield Mutant(f"{what} is done twice", 2, "operation differs", {i: again})
     if node.func is not None and i != part.root.node:
-        yield Mutant(f"{what} gives zeros", 2, "operations", "operation missing", {i: changed(torch.zeros_like)})
-
-
-def again(k: int) -> Callable[[Slice, Values, int], Any]:
-    """Compute a node of its own result in the place of its argument ``k``."""
-    return lambda part, values, i: with_argument(k, part.call(i, values))(part, values, i)
+        yield Mutant(f"{what} gives zeros", 2, "operation missing", {i: changed(torch.zeros_like)})
 
 
 def kind_of_drop(part: Slice, i: int, others: Sequence[str], model: Model) -> Kind:
@@ -133,11 +124,11 @@ def replaced(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
     acts = SIBLINGS.get(node.name) is ACTIVATIONS
     for text, func in SIBLINGS.get(node.name, ()):
         kind: Kind = "activation kind" if acts else "operation differs"
-        yield Mutant(f"{what} is {text}", 1.5, "operations", kind, {i: instead(func)})
+        yield Mutant(f"{what} is {text}", 1.5, kind, {i: instead(func)})
     for block in model.sizes if node.name == "mean" else ():
         if part.get(part.base, part.nodes[i].refs[0]).shape[-1] % block == 0:
             text = f"{what} is taken in blocks of {block}"
-            yield Mutant(text, 1.5, "operations", "operation differs", {i: instead(in_blocks(block))})
+            yield Mutant(text, 1.5, "operation differs", {i: instead(in_blocks(block))})
 
 
 def other_activation(part: Slice, model: Model) -> Iterator[Mutant]:
@@ -151,7 +142,7 @@ def other_activation(part: Slice, model: Model) -> Iterator[Mutant]:
         def edit(s: Slice, values: Values, i: int, func: Callable[..., Any] = func) -> Any:
             return func(s.seen.captured[f"{s.seen.site}:in"].to(s.base[i].dtype))
 
-        yield Mutant(f"{site} is {text}", 1.5, "operations", "activation kind", {part.root.node: edit})
+        yield Mutant(f"{site} is {text}", 1.5, "activation kind", {part.root.node: edit})
 
 
 def in_blocks(block: int) -> Callable[..., torch.Tensor]:
@@ -168,17 +159,12 @@ def other_sign(part: Slice, i: int) -> Iterator[Mutant]:
     """What a node gives is negated, or counts as its absolute value."""
     what = output_or_place(part, i)
     if part.nodes[i].name not in MOVING and (part.nodes[i].func is not None or part.nodes[i].label):
-        yield Mutant(f"{what} is negated", 2, "operations", "sign", {i: changed(torch.neg)})
+        yield Mutant(f"{what} is negated", 2, "sign", {i: changed(torch.neg)})
         text = f"the absolute value of {what} takes part"
-        yield Mutant(text, 2.5, "operations", "operation differs", {i: changed(torch.abs)})
+        yield Mutant(text, 2.5, "operation differs", {i: changed(torch.abs)})
         if part.base[i].ndim and part.base[i].shape[-1] > 1:
             text = f"the mean is taken off {what}"
-            yield Mutant(text, 2.5, "operations", "operation differs", {i: changed(less_mean)})
-
-
-def less_mean(x: torch.Tensor) -> torch.Tensor:
-    """Take the mean of the last axis off."""
-    return x - x.mean(-1, keepdim=True)
+            yield Mutant(text, 2.5, "operation differs", {i: changed(lambda x: x - x.mean(-1, keepdim=True))})
 
 
 def other_order(part: Slice, i: int) -> Iterator[Mutant]:
@@ -188,22 +174,17 @@ def other_order(part: Slice, i: int) -> Iterator[Mutant]:
         func = node.func
         assert func is not None
         swap = instead(lambda a, b, func=func: func(b, a))
-        yield Mutant(f"the operands of {what} are exchanged", 2, "operations", "operation differs", {i: swap})
+        yield Mutant(f"the operands of {what} are exchanged", 2, "operation differs", {i: swap})
     if len(node.args) == 2 == len(operands(part, i)):
         for k, name in enumerate(("first", "second")):
-            text = f"{what} takes its {name} operand twice"
-            yield Mutant(text, 2.5, "operations", "operation differs", {i: twice(k)})
+            both: Edit = lambda p, v, i, k=k: with_argument(1 - k, p.arguments(i, v)[0][k])(p, v, i)  # type: ignore[misc]  # noqa: E731
+            yield Mutant(f"{what} takes its {name} operand twice", 2.5, "operation differs", {i: both})
     if node.name in ("cat", "stack"):
         parts = with_argument(0, lambda tensors: list(tensors)[::-1])
-        yield Mutant(f"the parts of {what} come in reverse", 2, "operations", "operation differs", {i: parts})
+        yield Mutant(f"the parts of {what} come in reverse", 2, "operation differs", {i: parts})
     if node.name in ("chunk", "split"):
         reverse = changed(lambda tensors: tensors[::-1])
-        yield Mutant(f"the parts of {what} come in reverse", 2, "operations", "operation differs", {i: reverse})
-
-
-def twice(k: int) -> Edit:
-    """Compute a node of two operands from one of them alone."""
-    return lambda part, values, i: with_argument(1 - k, part.arguments(i, values)[0][k])(part, values, i)
+        yield Mutant(f"the parts of {what} come in reverse", 2, "operation differs", {i: reverse})
 
 
 def swapped_lines(part: Slice) -> Iterator[Mutant]:
@@ -223,7 +204,7 @@ def swapped_lines(part: Slice) -> Iterator[Mutant]:
             return s.call(a, first)
 
         text = f"{place_of(part, a)} comes after {place_of(part, b)}"
-        yield Mutant(text, 2, "operations", "operation differs", {b: exchanged})
+        yield Mutant(text, 2, "operation differs", {b: exchanged})
 
 
 def reductions(part: Slice) -> Iterator[Mutant]:
@@ -236,12 +217,12 @@ def reductions(part: Slice) -> Iterator[Mutant]:
 
         last = part.nodes[found[-1]]
         text = f"the reductions up to `{last.code}` ({last.source}) go over axis {axis}"
-        yield Mutant(text, 2, "operations", "operation differs", dict.fromkeys(found, along))
+        yield Mutant(text, 2, "operation differs", dict.fromkeys(found, along))
     for top, total in pairwise(found):
         if part.nodes[top].name == "amax" and part.nodes[total].name == "sum":
             text = f"{place_of(part, total)} counts one more key, of score 0"
             edits = {total: partial(one_more, top)}
-            yield Mutant(text, 1.5, "operations", "softmax not normalized", edits)
+            yield Mutant(text, 1.5, "softmax not normalized", edits)
 
 
 def one_more(top: int, part: Slice, values: Values, i: int) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.mutants.base import Model, Mutant, changed, is_float, output_or_place, place_of
-from ditto_core.causes.slices import Slice, Values
+from ditto_core.causes.slices import Edit, Slice, Values
 from ditto_core.compare.masks import is_mask
 
 NEAR = 16
@@ -20,6 +20,7 @@ NEAR = 16
 def tensors(part: Slice, model: Model) -> Iterator[Mutant]:
     """Yield what could stand where each tensor stands."""
     yield from own_module(part)
+    yield from other_modules(part, model)
     yield from exchanged(part)
     for i, node in enumerate(part.nodes):
         value = part.base[i]
@@ -42,12 +43,24 @@ def parameters(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
             continue
         if other.shape == own.shape:
             text = f"{name} is used in the place of {label}"
-            yield Mutant(text, 2.5, "tensors", "weights of another layer", {i: changed(partial(other_for, other))})
+            yield Mutant(text, 2.5, "weights of another layer", {i: put(other)})
 
 
-def other_for(other: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Return another tensor in the dtype of the model's own."""
-    return other.to(own.dtype)
+def other_modules(part: Slice, model: Model) -> Iterator[Mutant]:
+    """Weight and bias are both those of another module."""
+    own = {node.label: i for i, node in enumerate(part.nodes) if node.label in model.tensors}
+    paths = {label.rpartition(".")[0] for label in own}
+    for other in {name.rpartition(".")[0] for name in model.tensors} if len(own) > len(paths) == 1 else ():
+        names = {i: f"{other}.{label.rpartition('.')[2]}" for label, i in own.items()}
+        if {other} != paths and all(names[i] in model.tensors for i in names):
+            edits = {i: put(model.tensors[name]) for i, name in names.items()}
+            text = f"weight and bias of {other} are used in the place of those of {next(iter(paths))}"
+            yield Mutant(text, 2.5, "weights of another layer", edits)
+
+
+def put(other: torch.Tensor) -> Edit:
+    """Give another tensor, in the dtype of the model's own."""
+    return changed(lambda own: other.to(own.dtype))
 
 
 def of_slice(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
@@ -62,7 +75,7 @@ def of_slice(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
         text = f"{place_of(part, j)} is used in the place of {place_of(part, i)}"
         past = part.nodes[j].label.startswith("past.")
         kind: Kind = "KV cache of another layer" if past else "other tensor"
-        yield Mutant(text, 3, "tensors", kind, {i: base_of(j)})
+        yield Mutant(text, 3, kind, {i: base_of(j)})
 
 
 def exchanged(part: Slice) -> Iterator[Mutant]:
@@ -72,12 +85,7 @@ def exchanged(part: Slice) -> Iterator[Mutant]:
         for b in shown:
             if a < b and part.base[a].shape == part.base[b].shape:
                 text = f"{place_of(part, a)} and {place_of(part, b)} are exchanged"
-                yield Mutant(text, 2, "tensors", "other tensor", {a: base_of(b), b: base_of(a)})
-
-
-def result_of(j: int) -> Any:
-    """Give what a node before gives."""
-    return lambda part, values, i: values[j]
+                yield Mutant(text, 2, "other tensor", {a: base_of(b), b: base_of(a)})
 
 
 def base_of(j: int) -> Any:
@@ -95,7 +103,7 @@ def of_engine(part: Slice, i: int) -> Iterator[Mutant]:
             near.setdefault(id(other), name)
     for name in list(near.values())[-NEAR:]:
         text = f"{name} is used in the place of {output_or_place(part, i)}"
-        yield Mutant(text, 3, "tensors", "other tensor", {i: captured(name)})
+        yield Mutant(text, 3, "other tensor", {i: captured(name)})
 
 
 def captured(name: str) -> Any:
@@ -116,7 +124,7 @@ def neutral(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
             kind = "bias missing" if label.endswith("bias") and not number else "weights zeroed"
             kind = "norm weight ignored" if number else kind
         edit = changed(partial(torch.full_like, fill_value=number))
-        yield Mutant(f"{label} is {number:.0f} everywhere", price, "tensors", kind, {i: edit})
+        yield Mutant(f"{label} is {number:.0f} everywhere", price, kind, {i: edit})
 
 
 def own_module(part: Slice) -> Iterator[Mutant]:
@@ -125,17 +133,17 @@ def own_module(part: Slice) -> Iterator[Mutant]:
     ours = part.seen.captured.get(f"{site}:in")
     if ours is not None and ":" not in site and ours.shape == part.seen.actual.shape and ours.is_floating_point():
         edits = {part.root.node: captured(f"{site}:in")}
-        yield Mutant(f"{site} gives its input", 1, "tensors", "operation missing", edits)
+        yield Mutant(f"{site} gives its input", 1, "operation missing", edits)
     # what its own operands are is a missing operation; further up a whole computation is left out
     last = part.root.node
     for i in set(range(last)) - {ref.node for ref in part.nodes[last].refs}:
         alike = is_float(part.base[i]) and part.base[i].shape == getattr(part.base[last], "shape", None)
         if alike and part.below[i] >> last & 1:
             text = f"what comes after {place_of(part, i)} is left out"
-            yield Mutant(text, 1.5, "tensors", "operation missing", {last: result_of(i)})
+            yield Mutant(text, 1.5, "operation missing", {last: base_of(i)})
     for i, node in enumerate(part.nodes):
         given = part.seen.captured.get(f"{node.label}:in")
         if node.origin is None or ":" in node.label or given is None or given.numel() != part.base[i].numel():
             continue
         text = f"{node.label} is not applied"
-        yield Mutant(text, 1.5, "tensors", "operation missing", {i: captured(f"{node.label}:in")})
+        yield Mutant(text, 1.5, "operation missing", {i: captured(f"{node.label}:in")})

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ditto_core.causes.elementary import ELEMENTARY
+from ditto_core.model.elementary import ELEMENTARY
 
 LONGEST = 90
 """Characters of a line of code that are shown."""

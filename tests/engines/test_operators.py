@@ -19,6 +19,7 @@ resnet = factory("resnet")
 UNET_NORM = "unet.mid_block.resnets.0.norm2"
 RESNET_NORM = "resnet.embedder.embedder.normalization"
 FINEST = ("**", OPERATORS)
+SIZES = {yolo: (16, 32, 64), unet: (8, 16, 64)}
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def pair_of(workspace):
     pairs = []
 
     def make(source, workspace=workspace, outputs=FINEST):
-        profile = {"height": (8, 16, 64), "width": (8, 16, 64)} if source in (yolo, unet) else None
+        profile = dict.fromkeys(("height", "width"), SIZES[source]) if source in SIZES else None
         pairs.append(Pair(workspace, EngineSpec.of(source, outputs=outputs, profile=profile)))
         return pairs[-1]
 

@@ -141,7 +141,7 @@ def test_inputs_that_differ_are_said_before_any_tensor(workspace, model, tmp_pat
     pair.close()
     with pytest.raises(AssertionError) as error:
         run.assert_close()
-    lines = [line.removeprefix("inputs differ: ") for line in str(error.value).splitlines()[:4]]
+    lines = [line.strip().removeprefix("inputs differ: ") for line in str(error.value).splitlines()[:4]]
     assert lines == [
         "'Hi' of a user in the chat template is [33, 8] (2 tokens) for the engine, "
         "[33, 8, 0] (3 tokens) for the reference",

@@ -19,6 +19,8 @@ import pytest
 import torch
 from hypothesis import find, given, settings
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.pair import Pair, PairOptions
@@ -107,6 +109,46 @@ def test_a_fault_in_vllms_module_is_found_at_its_site_with_the_cause(workspace, 
     assert any("weights that the engine shows" in note for note in run.notes) is (name == "weight")
     assert run.localization.blamed[0].site == site
     assert said in " ".join(run.localization.causes[0].evidence)
+
+
+def with_language(folder, template, penalty):
+    """Put a tokenizer of letters, its chat template and a generation configuration beside a model."""
+    letters = {letter: i for i, letter in enumerate("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .")}
+    words = Tokenizer(models.WordLevel(letters, unk_token="."))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token=".", chat_template=template).save_pretrained(folder)
+    GenerationConfig(repetition_penalty=penalty).save_pretrained(folder)
+    return folder
+
+
+def test_inputs_that_differ_are_said_before_any_tensor(workspace, model, tmp_path, monkeypatch):
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    prepare = GPUModelRunner._prepare_inputs
+
+    def late(self, *args, **kwargs):
+        found = prepare(self, *args, **kwargs)
+        self.positions += 1
+        return found
+
+    monkeypatch.setattr(GPUModelRunner, "_prepare_inputs", late)
+    said = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    own = with_language(shutil.copytree(model, tmp_path / "own"), f"{said}a", 1.3)
+    other = with_language(shutil.copytree(model, tmp_path / "other"), said, 1.1)
+    options = {"checkpoint": str(other), "engine.dtype": "bfloat16", "compiled": "off"}
+    pair = pair_of(workspace, own, ["model.layers.0.self_attn:q_rope"], **options)
+    run = pair.generate(["Hello", "abc"], max_new_tokens=2)
+    pair.close()
+    with pytest.raises(AssertionError) as error:
+        run.assert_close()
+    lines = [line.strip().removeprefix("inputs differ: ") for line in str(error.value).splitlines()[:4]]
+    assert lines == [
+        "'Hi' of a user in the chat template is [33, 8] (2 tokens) for the engine, "
+        "[33, 8, 0] (3 tokens) for the reference",
+        "dtype is 'bfloat16' in the engine, 'float32' in the reference",
+        "default repetition_penalty is 1.1 in the engine, 1.3 in the reference",
+        "positions of row 0 are [1, 2, 3, 4, 5] in the engine, [0, 1, 2, 3, 4] in the reference",
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,11 @@ class VllmSession(ServedSession):
         facts = {**serving.installed(), "modules": "one by one" if eager else "compiled, as served"}
         quantization, dtype = self._config.quantization, str(self._config.dtype).removeprefix("torch.")
         facts |= {"quantization": str(quantization)} if quantization else {}
+        cache = str(self._llm.llm_engine.vllm_config.cache_config.cache_dtype)
+        lossy = cache not in ("auto", dtype)
+        facts |= {"keys and values": cache} if lossy else {}
         own = dtype, device(), spec.model.label
-        self.info = SessionInfo(f"vllm {dtype}", "vllm", *own, facts, quantized=bool(quantization))
+        self.info = SessionInfo(f"vllm {dtype}", "vllm", *own, facts, quantized=bool(quantization) or lossy)
 
     def close(self) -> None:
         """Take the hooks off and stop the engine."""

@@ -56,6 +56,8 @@ def format_of(path: Path | str) -> Format:
     path = path_of(path, "dump")
     if not path.exists():
         raise TraceError(f"{path} does not exist")
+    if not path.is_file() and not path.is_dir():  # reading it might never end
+        raise TraceError(f"{path} is a pipe or a device, expected a file or a folder")
     for candidate in FORMATS:
         if candidate.claims(path):
             return candidate

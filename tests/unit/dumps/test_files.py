@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -231,6 +232,15 @@ def test_a_trace_is_a_dump_with_taps_in_topological_order(tmp_path):
 def test_an_incomplete_trace_says_so(tmp_path):
     TraceWriter(tmp_path, SessionInfo("s", "b", "float32"), []).write_step({"ids": IDS}, {}, {})
     assert "is incomplete: its run ended after 1 whole steps" in open_dump(tmp_path).notes[0]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x.npz", "x.json"])
+def test_a_pipe_is_refused_without_reading_it(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    for path in (tmp_path / name, Path("/dev/zero")):
+        with pytest.raises(TraceError, match="is a pipe or a device, expected a file or a folder"):
+            open_dump(path)
 
 
 def test_unknown_and_missing_paths_tensors_steps_and_options_are_named(tmp_path):

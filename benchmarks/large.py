@@ -29,10 +29,11 @@ WIDTHS = {
 LAYERS = {"tiny": 2, "1.5b": 16, "8b": 32, "70b": 80}
 OUTPUTS = ("model.layers.*", "model.layers.*.self_attn", "model.layers.*.mlp", "model.layers.*.*norm", "model.norm")
 PARTS = ("make", "export", "build", "first", "second", "localize")
-SPARSE = ("make", "digest", "plan", "export", "again")
-"""What can be done with a checkpoint of holes: nothing that computes."""
-DRAWN = ("0", "rest")
-"""The files of a sparse checkpoint that hold numbers: the first layer's, and the one without layers."""
+SPARSE = ("make", "plan", "trace", "digest")
+"""What can be done with a checkpoint of holes: nothing that computes. ``trace`` exports beside the cache, so that no
+time goes into digests."""
+DRAWN = ("0",)
+"""The files of a sparse checkpoint that hold numbers: the first layer's."""
 PROMPT = [list(range(10, 74))]
 STEPS = 8
 
@@ -133,6 +134,20 @@ def plan(module: Any) -> dict[str, Any]:
     return {"whole": sum(sizes.values()), "block": largest, "outside": outside, "blocks": len(blocks(module))}
 
 
+def trace(model: Any, directory: Path) -> dict[str, Any]:
+    """Export a loaded model, and return the bytes that the export has of its own and those that are linked."""
+    import torch
+
+    from ditto_core.model.export import export
+
+    directory.mkdir()
+    found = export(model, directory, dtype=torch.bfloat16)
+    files = [path.stat() for path in directory.iterdir()]
+    linked = sum(stat.st_size for stat in files if stat.st_nlink > 1)
+    own = sum(stat.st_size for stat in files if stat.st_nlink == 1)
+    return {"taps": len(found.provenance.taps), "linked": linked, "own": own}
+
+
 def drawn(shape: Any, generator: Any) -> Any:
     """Return a random weight; that of a norm is near one."""
     import torch
@@ -160,11 +175,9 @@ def pair_of(directory: Path, backend: str, device: str) -> Iterator[Any]:
 def run(part: str, directory: Path, backend: str, device: str) -> dict[str, Any]:
     """Run one part."""
     with pair_of(directory, backend, device) as pair:
-        if part == "digest":
-            return {"digest": pair.workspace.digest(pair.spec.model)}
-        if part == "plan":
-            return plan(pair.sessions.model.module)
-        if part in ("export", "again"):
+        if part in SPARSE:
+            return looked_at(part, pair, directory)
+        if part == "export":
             return {"taps": len(pair.sessions.export.provenance.taps)}
         if part == "build":
             return {"taps": len(pair.sessions.built.taps)}
@@ -177,6 +190,14 @@ def run(part: str, directory: Path, backend: str, device: str) -> dict[str, Any]
             comparison = pair.generate(PROMPT, max_new_tokens=STEPS)
             seconds.append(time.perf_counter() - start)
         return {"runs": seconds, "results": len(comparison.results), "failures": len(comparison.failures)}
+
+
+def looked_at(part: str, pair: Any, directory: Path) -> dict[str, Any]:
+    """Run a part that computes nothing."""
+    if part == "digest":
+        return {"digest": pair.workspace.digest(pair.spec.model)}
+    model = pair.sessions.model
+    return plan(model.module) if part == "plan" else trace(model, directory / "traced")
 
 
 def measure(part: str, directory: Path, given: argparse.Namespace) -> dict[str, Any]:

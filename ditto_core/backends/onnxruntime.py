@@ -13,13 +13,14 @@ import torch
 
 from ditto_core.backends.base import Arrays, BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
 from ditto_core.backends.onnxruntime_provider import check_provider, open_session
-from ditto_core.errors import BackendError, RunError, UsageError, first_line, nearest
+from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import onnx
 
 ENGINE_FILE = "engine.onnx"
 SESSION_FILE = "session.json"
@@ -85,6 +86,7 @@ class OnnxRuntimeBackend:
         copy = bool(request.spec.option("quantize"))
         model = write_tapped(request, request.directory / ENGINE_FILE, copy=copy)
         if copy:
+            refuse_linked(model, request.spec.dtype)
             quantize_weights(request.directory)
         (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
         return BuildReport(request.taps, facts={"nodes": len(model.graph.node)})
@@ -203,6 +205,15 @@ class OnnxRuntimeSession:
 
     def _feed(self, name: str, tensor: torch.Tensor) -> Any:
         return tensor.detach().cpu().numpy().astype(numpy_dtype(self._inputs[name].type), copy=False)
+
+
+def refuse_linked(model: onnx.ModelProto, dtype: str) -> None:
+    """Raise :class:`BuildError` for weights in a checkpoint's own files: the quantizer would pass them by, since the
+    engine transposes them."""
+    from ditto_core.graphs.files import weights_files
+
+    if len(weights_files(model)) > 1:
+        raise BuildError(f"onnxruntime cannot quantize a large checkpoint that is stored in {dtype}: dtype='float32'")
 
 
 def quantize_weights(directory: Path) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 LARGE = 1024
 """Elements from which a weight is read when it is written."""
 
+PLACE = "place"
+"""Under which a value of the graph keeps where in a checkpoint's file its weight is."""
+
 INLINE = 256
 """Bytes up to which a weight stands in the graph's own file, as torch's exporter has it."""
 
@@ -45,8 +48,12 @@ class Reader:
         return self.data.to(self.dtype)
 
     def place(self, links: Links | None) -> Place | None:
-        """Return where the weight is in a file, as it is to be; None where it has to be written."""
-        return links.place(self.data) if links is not None and self.data.dtype == self.dtype else None
+        """Return where the weight is in a file, as it is to be; None where it has to be written.
+
+        One of float32 is written: a quantizer of weights finds it only where it need not be transposed.
+        """
+        as_stored = self.data.dtype == self.dtype and self.dtype.itemsize == 2
+        return links.place(self.data) if links is not None and as_stored else None
 
 
 @contextmanager
@@ -103,10 +110,10 @@ def give_weights(model: onnx_ir.Model, readers: Mapping[int, Reader], links: Lin
         address = held.raw.data_ptr() if isinstance(getattr(held, "raw", None), torch.Tensor) else 0
         if (read := readers.get(address)) is not None:
             used.add(address)
-            if (place := read.place(links)) is not None:
-                value.const_value = stored(place, held)
-                continue
             value.const_value = lazy(read, held, range(len(held.shape)))
+            if (place := read.place(links)) is not None:
+                value.meta[PLACE] = place
+                continue
             users = list(value.consumers())
             if len(users) == 1 and users[0].op_type == "Transpose":  # of a tied weight there would be two copies
                 transpose(users[0], read)
@@ -122,7 +129,7 @@ def refuse_zeros(model: onnx_ir.Model, unused: Sequence[Reader]) -> None:
         held = value.const_value
         if (
             held is None
-            or isinstance(held, ir.LazyTensor | ir.ExternalTensor)
+            or isinstance(held, ir.LazyTensor)
             or held.size not in sizes
             or not held.dtype.is_floating_point()
         ):
@@ -145,22 +152,13 @@ def transpose(node: onnx_ir.Node, read: Reader) -> None:
     graph.register_initializer(made)
 
 
-def stored(place: Place, like: Any) -> onnx_ir.ExternalTensor:
-    """Return a tensor whose bytes are in a file."""
-    import onnx_ir as ir
-
-    where = {"location": place.file.name, "offset": place.offset, "length": like.nbytes, "base_dir": place.file.parent}
-    return ir.ExternalTensor(**where, dtype=like.dtype, shape=like.shape, name=like.name)
-
-
 def optimize(model: onnx_ir.Model) -> None:
-    """Fold constants as torch's exporter does; what is stored in a checkpoint's file stays there."""
-    from onnx_ir import ExternalTensor
+    """Fold constants as torch's exporter does; what is to stay in a checkpoint's file is not folded."""
     from onnxscript.optimizer import optimize_ir
     from onnxscript.rewriter.onnx_fusions import fuse
 
     def should_fold(node: onnx_ir.Node) -> bool | None:
-        return False if any(value and isinstance(value.const_value, ExternalTensor) for value in node.inputs) else None
+        return False if any(value is not None and PLACE in value.meta for value in node.inputs) else None
 
     optimize_ir(model, should_fold=should_fold)
     fuse(model)
@@ -172,11 +170,22 @@ def save(model: onnx_ir.Model, path: Path) -> None:
 
     values = [value for graph in model.graphs() for value in graph.initializers.values()]
     held = [(value, value.const_value) for value in values if value.const_value is not None]
-    large = [(v, t) for v, t in held if t.nbytes > INLINE and not isinstance(t, ir.ExternalTensor)]
+    large = [(value, tensor) for value, tensor in held if tensor.nbytes > INLINE and PLACE not in value.meta]
     made = ir.external_data.convert_tensors_to_external([t for _, t in large], path.parent, f"{path.name}.data")
-    for (value, _), tensor in zip(large, made, strict=True):
-        value.const_value = tensor
+    for (value, _), written in zip(large, made, strict=True):
+        value.const_value = written
+    for value, tensor in held:
+        if PLACE in value.meta:
+            value.const_value = stored(value.meta[PLACE], tensor)
     ir.save(model, path)
+
+
+def stored(place: Place, like: Any) -> onnx_ir.ExternalTensor:
+    """Return a tensor whose bytes are in a file."""
+    import onnx_ir as ir
+
+    where = {"location": place.file.name, "offset": place.offset, "length": like.nbytes, "base_dir": place.file.parent}
+    return ir.ExternalTensor(**where, dtype=like.dtype, shape=like.shape, name=like.name)
 
 
 def lazy(read: Reader, like: Any, axes: Any) -> onnx_ir.LazyTensor:

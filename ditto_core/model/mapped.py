@@ -57,10 +57,11 @@ class Links:
 
     def _linked(self, file: Path) -> bool:
         if file not in self._made:
+            target = self._folder / file.name
             try:
-                (self._folder / file.name).hardlink_to(file)
+                target.hardlink_to(file)
             except OSError:  # another file system, another user's file, or a name that is taken
-                self._made[file] = False
+                self._made[file] = target.exists() and target.samefile(file)
             else:
                 self._made[file] = True
         return self._made[file]

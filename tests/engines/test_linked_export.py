@@ -3,13 +3,13 @@
 from contextlib import closing
 
 import pytest
-import torch
 from safetensors import safe_open
 
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
+from ditto_core.errors import BuildError
 from ditto_core.graphs.files import read_graph, read_initializer, weights_files
-from ditto_core.model import mapped
+from ditto_core.model import export, hollow, loading
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.model.mapped import Links, unchanged
 from ditto_core.pair.pair import Pair
@@ -21,19 +21,21 @@ SHARDS = 3
 @pytest.fixture
 def checkpoint(tmp_path):
     folder = tmp_path / "model"
-    tiny_decoder("qwen3").save_pretrained(folder, max_shard_size="100KB")  # its embeddings are tied
+    tiny_decoder("qwen3").half().save_pretrained(folder, max_shard_size="50KB")  # its embeddings are tied
     assert len(list(folder.glob("*.safetensors"))) >= SHARDS
     return folder
 
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(mapped, "LINKED", 0)
-    monkeypatch.setattr("ditto_core.model.export.LINKED", 0)
+    """Small models are linked too, and norms' weights are as large as those that are."""
+    monkeypatch.setattr(loading, "LARGE", 0)
+    monkeypatch.setattr(export, "LINKED", 0)
+    monkeypatch.setattr(hollow, "LARGE", 16)
 
 
 def test_a_checkpoint_in_the_engines_dtype_is_linked_and_not_copied(checkpoint, tmp_path, linked):
-    spec = EngineSpec.of(str(checkpoint))
+    spec = EngineSpec.of(str(checkpoint), dtype="float16")
     exported = Workspace(Cache(tmp_path / "cache")).export(spec)
     shards = {path.name for path in checkpoint.glob("*.safetensors")}
     graph = read_graph(exported.onnx_path)
@@ -55,7 +57,7 @@ def test_a_checkpoint_in_the_engines_dtype_is_linked_and_not_copied(checkpoint, 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_an_engine_of_linked_weights_agrees_and_its_folder_holds_no_copy(checkpoint, tmp_path, linked, backend):
     pytest.importorskip(backend)
-    spec = EngineSpec.of(str(checkpoint), backend=backend)
+    spec = EngineSpec.of(str(checkpoint), backend=backend, dtype="float16")
     with closing(Pair(Workspace(Cache(tmp_path / "cache")), spec)) as pair:
         pair.generate([[3, 5, 7, 9, 11]], max_new_tokens=3).assert_close()
     shard = next(checkpoint.glob("*.safetensors"))
@@ -63,22 +65,19 @@ def test_an_engine_of_linked_weights_agrees_and_its_folder_holds_no_copy(checkpo
         assert shard.stat().st_nlink >= 3  # the checkpoint's, the export's, the engine's
 
 
-def test_a_weight_that_was_written_to_in_memory_is_written_out(checkpoint, tmp_path, linked):
-    def changed():
-        from transformers import AutoModelForCausalLM
+def test_the_quantizer_refuses_linked_weights_in_one_line(checkpoint, tmp_path, linked):
+    spec = EngineSpec.of(str(checkpoint), dtype="float16", options={"quantize": "int8"})
+    with pytest.raises(BuildError, match="dtype='float32'") as caught:
+        Workspace(Cache(tmp_path / "cache")).build(spec)
+    assert len(str(caught.value).splitlines()) == 1
 
-        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-        model.model.layers[1].mlp.down_proj.weight.data[0, 0] += 1
-        return model
 
-    with closing(Pair(Workspace(Cache(tmp_path / "cache")), EngineSpec.of(changed))) as pair:
-        comparison = pair.generate([[3, 5, 7, 9, 11]], max_new_tokens=2)
-        comparison.assert_close()
-        exported = pair.sessions.export
-    names = weights_files(read_graph(exported.onnx_path))
-    assert "model.onnx.data" in names
-    assert len(names) > 1  # the other shards are linked
-    assert {path.name for path in checkpoint.glob("*.safetensors")} - names
+def test_a_file_whose_weights_were_written_to_in_memory_is_not_linked(checkpoint, tmp_path):
+    with safe_open(next(checkpoint.glob("*.safetensors")), "pt") as opened:
+        tensor = opened.get_tensor(next(iter(opened.keys())))
+        assert Links(tmp_path).place(tensor) is not None
+        tensor.view(-1)[0] += 1
+        assert Links(tmp_path).place(tensor) is None
 
 
 def test_files_on_another_file_system_or_replaced_are_not_linked(checkpoint, tmp_path):

@@ -1,4 +1,4 @@
-"""A model on two ranks, gloo on the CPU: shares are joined, and a fault of one rank is found and named."""
+"""A model on two ranks, by gloo on the CPU or NCCL on two GPUs: shares are joined, a fault of one rank is named."""
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from ditto_core.spec import EngineSpec
 from tests.faults import ranks
 from tests.models import llama
 
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="each rank needs a GPU of its own, here is one")
 PADDED = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]]
 
 

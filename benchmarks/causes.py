@@ -193,6 +193,19 @@ def table(results: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_rule(results: Iterable[dict[str, Any]]) -> str:
+    """Write by rule how often what it names is right: what its confidence should be."""
+    rules: dict[str, list[str]] = defaultdict(list)
+    for result in results:
+        if "rule" in result:
+            rules[f"{result['rule']}{' (or …)' if result['confidence'] < 0.7 else ''}"].append(result["outcome"])
+    lines = ["| rule | named | right or equivalent | wrong | unconfirmed |", "| --- | --- | --- | --- | --- |"]
+    for rule, found in sorted(rules.items()):
+        cells = (len(found), *(found.count(outcome) for outcome in ("right", "wrong", "unconfirmed")))
+        lines.append(f"| {rule} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
 def work(job: tuple[int, Path]) -> dict[str, Any]:
     """Run one fault on one thread."""
     torch.set_num_threads(1)
@@ -220,9 +233,10 @@ def main() -> int:
             print(json.dumps({k: result.get(k) for k in ("number", "family", "fault", "outcome", "text")}), flush=True)
             with options.results.open("a") as file:
                 file.write(json.dumps(result) + "\n")
-    print(table(known))
+    text = f"{table(known)}\n{by_rule(known)}"
+    print(text)
     if options.table:
-        options.table.write_text(table(known))
+        options.table.write_text(text)
     return 0
 
 

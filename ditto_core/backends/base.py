@@ -206,6 +206,19 @@ class StoresGraph(Protocol):
 
 
 @runtime_checkable
+class CutsEngine(Protocol):
+    """A backend whose engine is no ONNX file and can take its own tensors as inputs, ``VALUE::given``."""
+
+    def cut(self, spec: EngineSpec, directory: Path, values: Sequence[str]) -> None:
+        """Change the engine in a directory, a copy of what :meth:`Backend.build` wrote, so that it takes ``values``.
+
+        Raises :class:`~ditto_core.errors.UsageError` for an engine that takes none, and
+        :class:`~ditto_core.errors.SelectorError` for a value that it does not show.
+        """
+        ...
+
+
+@runtime_checkable
 class RunsOperators(Protocol):
     """A backend that runs a few operators by themselves, in this process and in a test that needs no ditto_core."""
 

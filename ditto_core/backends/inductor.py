@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.program_session import ProgramSession, Run, Signature
-from ditto_core.errors import BackendError, BuildError, UsageError, first_line, nearest
+from ditto_core.errors import BackendError, BuildError, SelectorError, UsageError, first_line, nearest
+from ditto_core.graphs.outputs import GIVEN
 from ditto_core.model.examples import token_inputs
 from ditto_core.model.export import quiet
 from ditto_core.model.forward import Forward
@@ -83,6 +85,19 @@ class InductorBackend:
             raise BuildError(f"AOTInductor cannot compile the model: {first_line(error)}") from error
         return BuildReport(program.taps, program.refused, facts)
 
+    def cut(self, spec: EngineSpec, directory: Path, values: Sequence[str]) -> None:
+        """Let the program take some of its outputs as inputs; see :class:`~ditto_core.backends.base.CutsEngine`."""
+        if one_of("compiler", spec, COMPILERS) == "aot_inductor":
+            raise UsageError("a tensor cannot be put into a compiled package: use compiler='inductor' or 'aot_eager'")
+        signature = Signature.load(directory)
+        hidden = sorted(set(values) - set(signature.outputs))
+        if hidden:
+            raise SelectorError(f"the engine does not show {hidden[0]!r}: {', '.join(signature.outputs[:3])} …")
+        found = outputs_of(torch.export.load(directory / PROGRAM_FILE).module(check_guards=False))
+        metas = [found[signature.outputs.index(value)].meta["val"] for value in values]
+        dtypes = [str(meta.dtype).removeprefix("torch.") for meta in metas]
+        signature.given(values, [meta.ndim for meta in metas], dtypes).save(directory)
+
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> ProgramSession:
         """Load the engine. Raises :class:`BuildError` when it is damaged."""
         compiler, mode = one_of("compiler", spec, COMPILERS), one_of("mode", spec, MODES)
@@ -143,10 +158,31 @@ def cxx() -> str | None:
 
 def compiled(directory: Path, compiler: str, mode: str) -> Run:
     """Return the program, to be compiled when it is first run. A graph break is an error: the engine is one graph."""
-    module = torch.export.load(directory / PROGRAM_FILE).module(check_guards=False)
+    module = cut_off(torch.export.load(directory / PROGRAM_FILE).module(check_guards=False), Signature.load(directory))
     options: dict[str, Any] = {"mode": mode} if compiler == "inductor" else {}
     function = torch.compile(module, backend=compiler, fullgraph=True, dynamic=True, **options)
     return without_gradients(function)
+
+
+def cut_off(module: torch.fx.GraphModule, signature: Signature) -> torch.fx.GraphModule:
+    """Return the program that takes the tensors ``VALUE::given`` of its signature, and shows these."""
+    given = [name.removesuffix(GIVEN) for name in signature.inputs if name.endswith(GIVEN)]
+    found, last = outputs_of(module), [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    for number, value in enumerate(given):
+        own = found[signature.outputs.index(value)]
+        with module.graph.inserting_after(last):
+            last = module.graph.placeholder(f"given_{number}")
+        last.meta = dict(own.meta)
+        own.replace_all_uses_with(last)
+    if not given:
+        return module
+    module.graph.set_codegen(torch.fx.graph.CodeGen())  # flat, without the export's tree and its checks
+    return torch.fx.GraphModule(module, module.graph)
+
+
+def outputs_of(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Return the nodes that a program gives, flat."""
+    return [node for node in tree_leaves(module.graph.output_node().args) if isinstance(node, torch.fx.Node)]
 
 
 def loaded(directory: Path) -> Run:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from ditto_core.errors import BuildError, RunError, first_line
+from ditto_core.graphs.outputs import GIVEN
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 
@@ -57,6 +58,11 @@ class Signature:
     def save(self, directory: Path) -> None:
         """Write it beside the engine."""
         (directory / SIGNATURE_FILE).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    def given(self, values: Sequence[str], ranks: Sequence[int], dtypes: Sequence[str]) -> Signature:
+        """Return the signature of the engine that also takes some of its outputs as inputs, called ``VALUE::given``."""
+        inputs = [*self.inputs, *(f"{value}{GIVEN}" for value in values)]
+        return replace(self, inputs=inputs, ranks=[*self.ranks, *ranks], dtypes=[*self.dtypes, *dtypes])
 
     @classmethod
     def load(cls, directory: Path) -> Signature:

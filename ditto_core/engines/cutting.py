@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from ditto_core.backends.base import StoresGraph, get_backend
+from ditto_core.backends.base import CutsEngine, StoresGraph, get_backend
 from ditto_core.cache import content_digest, link_or_copy
 from ditto_core.engines.engine import Engine
 from ditto_core.errors import UsageError
@@ -28,18 +28,21 @@ __all__ = ["GIVEN", "cut"]
 def cut(cache: Cache, engine: Engine, values: Sequence[str]) -> Engine:
     """Return the engine with the ONNX values as further inputs, called ``VALUE::given``; it is kept in the cache.
 
-    Raises :class:`UsageError` for a backend whose engine is no ONNX file, :class:`~ditto_core.errors.SelectorError` for
-    a value that the file does not compute.
+    Raises :class:`UsageError` for a backend whose engine takes no tensors, :class:`~ditto_core.errors.SelectorError`
+    for a value that it does not compute.
     """
     backend = get_backend(engine.spec.backend)
-    if not isinstance(backend, StoresGraph):
+    if isinstance(backend, StoresGraph):
+        write = partial(write_cut, backend.graph_file, engine, values)
+    elif isinstance(backend, CutsEngine):
+        write = partial(write_copy, backend, engine, values)
+    else:
         raise UsageError(
-            f"a tensor can be put into an engine that is an ONNX file (onnxruntime, openvino), "
+            f"a tensor can be put into an engine that is an ONNX file (onnxruntime, openvino) or a program (inductor), "
             f"not into one of {engine.spec.backend}"
         )
     key = fingerprint("cut", engine.fingerprint or content_digest(engine.directory), sorted(values))
-    make = partial(write_cut, backend.graph_file, engine, values)
-    path = cache.get_or_build("engine", key, make, describe={"model": engine.spec.model.label, "cut": list(values)})
+    path = cache.get_or_build("engine", key, write, describe={"model": engine.spec.model.label, "cut": list(values)})
     return replace(engine, directory=path)
 
 
@@ -51,6 +54,12 @@ def write_cut(graph_file: Callable[[Path], Path], engine: Engine, values: Sequen
     left_out = shutil.ignore_patterns("entry.json", source.name)
     shutil.copytree(engine.directory, directory, copy_function=link, ignore=left_out, dirs_exist_ok=True)
     onnx.save(model, str(target))
+
+
+def write_copy(backend: CutsEngine, engine: Engine, values: Sequence[str], directory: Path) -> None:
+    """Copy the engine's files, and let the backend cut it there."""
+    shutil.copytree(engine.directory, directory, ignore=shutil.ignore_patterns("entry.json"), dirs_exist_ok=True)
+    backend.cut(engine.spec, directory, values)
 
 
 def link(source: str, target: str) -> None:

@@ -5,9 +5,10 @@ import torch
 from models import conv_net, many_ids
 
 from ditto_core.backends.inductor import InductorBackend
+from ditto_core.backends.program_session import Signature
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
-from ditto_core.errors import BackendError, BuildError, UsageError
+from ditto_core.errors import BackendError, BuildError, SelectorError, UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
@@ -39,6 +40,28 @@ def test_a_wrong_weight_is_found_at_its_site(tmp_path, monkeypatch):
     assert found.first_bad.site == "0"
     assert found.observer is not None
     pair.close()
+
+
+def test_the_models_tensor_in_the_program_heals_a_fault_at_its_site_and_not_upstream(tmp_path, monkeypatch):
+    scaled_in_program(monkeypatch, "model.layers.0.mlp.down_proj", 1.05)
+    pair = Pair(Workspace(Cache(tmp_path)), spec(many_ids, outputs="model.layers.*.**"), PairOptions(observer=False))
+    assert pair.generate([3, 1, 4, 1, 5], max_new_tokens=2).first_bad.site == "model.layers.0.mlp.down_proj"
+    here = pair.replace("model.layers.0.mlp.down_proj")
+    assert here.healed >= 0.99
+    assert here.remaining == ()
+    assert here
+    there = pair.replace("model.layers.0.self_attn.o_proj")
+    assert abs(there.healed) < 0.01
+    assert there.remaining[0] == "model.layers.0.mlp.down_proj"
+    pair.close()
+
+
+def test_a_value_that_the_program_does_not_show_and_a_compiled_package_are_not_cut(tmp_path):
+    Signature(["x"], [2], ["float32"], ["output", "0"], ["output"], {}).save(tmp_path)
+    with pytest.raises(SelectorError, match="does not show '1'"):
+        InductorBackend().cut(spec(conv_net), tmp_path, ["1"])
+    with pytest.raises(UsageError, match="compiled package"):
+        InductorBackend().cut(spec(conv_net, options={"compiler": "aot_inductor"}), tmp_path, ["0"])
 
 
 class Printing(torch.nn.Module):

@@ -1,8 +1,11 @@
 """The model's tensor in the engine's place: a fault heals at its site and not upstream, and what remains is another."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from ditto_core.engines.cutting import cut
 from ditto_core.errors import RunError, SelectorError, UsageError
 from ditto_core.localize import EVERYTHING
 from ditto_core.pair.pair import Pair
@@ -13,7 +16,7 @@ from tests.faults import FaultyWorkspace, graph
 from tests.faults.case import ALONE, PROBS, TABLE
 from tests.faults.cases import CASES, INNER
 from tests.faults.runs import PROMPT, pair_with
-from tests.models import DECODERS, MORE, bert, conv_net, llama
+from tests.models import DECODERS, MORE, conv_net, llama
 
 BY_NAME = {case.name: case for case in CASES}
 HEALED = (
@@ -115,10 +118,9 @@ def test_what_cannot_be_replaced_is_said(workspace):
         pair.replace()
     with pytest.raises(SelectorError, match=r"no site 'model.layers.1.mpl'; did you mean 'model.layers.1.mlp'"):
         pair.replace("model.layers.1.mpl")
-    other = Pair(workspace, EngineSpec.of(bert, backend="inductor", options={"compiler": "aot_eager"}))
-    other.run()
-    with pytest.raises(UsageError, match="not into one of inductor"):
-        other.replace("encoder.layer.1.output.dense")
+    lowered = replace(pair.engine, spec=replace(pair.engine.spec, backend="executorch"))
+    with pytest.raises(UsageError, match="not into one of executorch"):
+        cut(workspace.cache, lowered, ["model.layers.1.mlp"])
 
 
 def two_faults(first, second):

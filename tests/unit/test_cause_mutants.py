@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from ditto_core.causes.evidence import Seen
 from ditto_core.causes.mutants import Model
+from ditto_core.causes.rounding import integers
 from ditto_core.causes.search import explain, fit, said, search, shown
 from ditto_core.causes.slices import Slice
 from ditto_core.model.tape import Tape
@@ -32,10 +33,10 @@ def numbers(*shape, seed=1):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def sliced(model, engine, x=None, step=0, bound=1e-6):
+def sliced(model, engine, x=None, step=0, bound=1e-6, root=ROOT):
     """The slice of a site ``y = model(x)`` of an engine that computes ``engine(x)``."""
     x = numbers(2, 5, 6, seed=step + 1) if x is None else x
-    tape = Tape({p.data_ptr(): name for name, p in ROOT.named_parameters()})
+    tape = Tape({p.data_ptr(): name for name, p in root.named_parameters()})
     with torch.inference_mode():
         with tape:
             with tape.paused():
@@ -207,3 +208,33 @@ def test_what_is_known_of_a_number_is_how_far_it_is_from_the_models_own():
     assert said(1.00001, 1.0, 0.02) == "1.00001"
     assert said(0.2500003, 0.5, 1e-6) == "0.25 (half of that)"
     assert said(0.5, 1.0, 1e-6) == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: integers(w, 8, per_tensor=True), "wide holds int8 weights, one scale"),
+        (lambda w: w * 1.01, "wide is multiplied by 1.01"),
+        (lambda w: w.roll(1, 0), "channels are in other places"),
+    ],
+    ids=["one scale", "factor", "order"],
+)
+def test_a_large_product_is_tried_on_some_of_its_channels_and_judged_on_all(change, said):
+    """The scale of the whole weight hangs on its largest number, wherever that is."""
+    root = torch.nn.Module()
+    root.wide = torch.nn.Parameter(numbers(1056, 1024, seed=3), requires_grad=False)
+    root.wide.data[1000, 5] = 9.0
+    x = numbers(1, 4, 1024)
+    part = sliced(lambda x: F.linear(x, root.wide), lambda x: F.linear(x, change(root.wide)), x, root=root)
+    small = part.narrowed()
+    assert 64 < small.seen.actual.shape[-1] <= 66
+    leaf = next(i for i, node in enumerate(part.nodes) if node.label == "wide")
+    assert part.costly([leaf])
+    with torch.inference_mode():
+        cause, note = explain(iter([[part]]), Model.of(root, "float32"), 60)
+    assert note == ""
+    assert said in cause.evidence[0]
+
+
+def test_a_small_product_has_no_narrower_slice():
+    assert sliced(block, block).narrowed() is None

@@ -34,7 +34,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
-            self.answer({"tokens": [1, *map(ord, body["prompt"])]})
+            said = body["messages"][0]["content"] if "messages" in body else body["prompt"]
+            self.answer({"tokens": self.server.tokens(said)})
             return
         self.server.asked.append(body)
         choices = [{"index": i, **self.server.choose(body, row)} for i, row in enumerate(body["prompt"])]
@@ -52,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
 def server(folder):
     model = tiny_decoder("llama")
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.asked, http.model = [], model
+    http.asked, http.model, http.tokens = [], model, lambda text: [1, *map(ord, text)]
 
     def choose(body, row):
         with torch.inference_mode():
@@ -103,6 +104,18 @@ def test_the_server_tells_how_it_reads_a_text(workspace, folder, server):
     )
     session = workspace.build(spec).open()
     assert session.tokens("Hi") == [1, 72, 105]
+
+
+def test_the_server_tells_how_it_reads_a_conversation(workspace, folder, server):
+    spec = EngineSpec.of(
+        str(folder), backend="openai", outputs=(), options={"url": f"http://127.0.0.1:{server.server_port}/v1"}
+    )
+    session = workspace.build(spec).open()
+    messages = [{"role": "user", "content": "Hi"}]
+    assert session.chat(messages) == [1, 72, 105]
+    server.tokens = lambda text: []
+    assert session.chat(messages) is None
+    assert session.generation() is None
 
 
 def test_a_few_log_probabilities_are_completed_and_said(workspace, folder, server):

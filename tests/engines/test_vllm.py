@@ -419,6 +419,17 @@ def test_an_int8_checkpoint_is_judged_by_its_logits(workspace, model, int8, scal
     assert max(step.kl_mean for step in run.logits) > 1e-5  # it is not the float engine
 
 
+def test_an_fp8_cache_is_judged_by_the_logits(workspace, model):
+    options = {"engine.kv_cache_dtype": "fp8", "compiled": "off"}
+    spec = EngineSpec.of(str(model), backend="vllm", dtype="bfloat16", outputs=(), profile=PROFILE, options=options)
+    pair = Pair(workspace, spec, PairOptions(observer=False))
+    run = pair.generate(PROMPTS, max_new_tokens=4)
+    pair.close()
+    assert run.engine.facts["keys and values"] == "fp8"
+    assert {verdict.metric for _, verdict in run.logits_verdicts} == {"kl_mean", "top1_disagreement"}
+    assert 1e-4 < max(step.kl_mean for step in run.logits) < 0.2
+
+
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

@@ -60,7 +60,8 @@ def tokenized(options: OpenAIOptions, model: str, **text: Any) -> list[int] | No
     except BackendError:
         return None
     found = answer.get("tokens") if isinstance(answer, dict) else None
-    return [int(token) for token in found] if isinstance(found, list) else None
+    # llama.cpp knows no conversations there and makes nothing of one
+    return [int(token) for token in found] if isinstance(found, list) and found else None
 
 
 def next_logprobs(options: OpenAIOptions, model: str, rows: Sequence[Sequence[int]], vocabulary: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError
-from ditto_core.system.isolate import run_isolated
+from ditto_core.system.isolate import error_of, run_isolated
 
 HERE = "test_isolate"
 
@@ -161,3 +161,11 @@ def test_the_child_does_not_outlive_its_parent_and_no_file_stays(tmp_path, how):
     parent.wait(timeout=30)
     wait_until(lambda: not alive(child))
     assert [*(tmp_path / "temporary").iterdir()] == []
+
+
+def test_a_class_that_a_child_names_is_not_imported_from_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "stranger.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with (tmp_path / "log").open("a+b") as log:
+        error = error_of({"class": "stranger:Odd", "message": "m"}, "module:work", log, RunError)
+    assert str(error) == "work in a child process: raised Odd: m"

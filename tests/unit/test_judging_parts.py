@@ -317,3 +317,9 @@ def test_a_number_at_its_bound_passes_on_both_sides():
 def test_digits_are_added_only_where_a_failure_is_by_a_hair():
     assert str(decide("rel_l2", 1.01e-4, 1.04e-4, "r")) == "rel_l2 1.0e-04 <= 1.0e-04 (r)"
     assert str(decide("rel_l2", 1.04e-4, 1.01e-4, "r")) == "rel_l2 0.000104 > 0.000101 (r)"
+
+
+@pytest.mark.parametrize("at_least", [False, True])
+def test_a_number_that_is_none_never_passes(at_least):
+    assert not decide("rel_l2", math.nan, math.inf, "rule", at_least=at_least).ok
+    assert not decide("rel_l2", math.nan, -math.inf, "rule", at_least=at_least).ok

@@ -24,9 +24,9 @@ class Tap:
 
     ``site`` is the canonical name, ``value`` the name of the ONNX value (a backend translates it to its own),
     ``fx_node`` the node of the exported program, ``axes`` one name per dimension: ``batch``, ``length`` (new tokens),
-    ``past``, ``total`` (past + new), ``head``, or an empty string. ``dtype`` is torch's name without the prefix.
-    ``aliases`` are further sites that are the very same tensor. ``choice``: the tensor holds a router's scores, of
-    which so many are chosen.
+    ``past``, ``total`` (past + new), ``tokens`` (batch x length in one), ``head``, or an empty string. ``dtype`` is
+    torch's name without the prefix. ``aliases`` are further sites that are the very same tensor. ``choice``: the tensor
+    holds a router's scores, of which so many are chosen.
     """
 
     site: str

@@ -79,7 +79,7 @@ def finish_export(
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
-                dim.dim_param = renames.get(dim.dim_param, dim.dim_param)
+                dim.dim_param = renamed(dim.dim_param, renames)
     axes = {v.name: axes_of(v) for v in graph.output}
     graph.value_info.extend(v for v in graph.output if v.name not in outputs)
     kept = [v for name in outputs for v in graph.output if v.name == name]
@@ -156,5 +156,15 @@ def symbol_names(inputs: Iterable[Any], dimensions: Mapping[str, Mapping[int, st
             names[dim.dim_param] = f"{value.name}_{known[i]}" if taken else known[i]
     lengths = [symbol for symbol, name in names.items() if name == "length"]
     pasts = [symbol for symbol, name in names.items() if name == "past"]
+    batches = [symbol for symbol, name in names.items() if name == "batch"]
     sums = {" + ".join(pair) for p in pasts for n in lengths for pair in ((p, n), (n, p))}
-    return names | dict.fromkeys(sums, "total")
+    products = {"*".join(pair) for b in batches for n in lengths for pair in ((b, n), (n, b))}
+    return names | dict.fromkeys(sums, "total") | dict.fromkeys(products, "tokens")
+
+
+def renamed(symbol: str, names: Mapping[str, str]) -> str:
+    """Return a dimension's name; ``2*tokens`` where each token has two rows, as with two experts."""
+    count, _, rest = symbol.partition("*")
+    if count.isdecimal() and names.get(rest) == "tokens":
+        return f"{count}*tokens"
+    return names.get(symbol, symbol)

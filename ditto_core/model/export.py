@@ -50,7 +50,7 @@ PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
 ROUTERS = ("gate", "router")
 """What a mixture of experts calls the layer that scores them."""
-FORMAT = 4
+FORMAT = 5
 """Of what an export holds, site names included; part of its key."""
 
 

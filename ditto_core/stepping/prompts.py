@@ -170,9 +170,16 @@ def likeliest(scores: torch.Tensor) -> torch.Tensor:
 def valid_elements(axes: Sequence[str], mask: torch.Tensor, length: int) -> torch.Tensor | None:
     """Return a mask, broadcastable to a tap with these ``axes``, that leaves padding out; None when nothing is padded.
 
-    ``mask`` is the step's attention mask [batch, total]; the new tokens are its last ``length`` columns.
+    ``mask`` is the step's attention mask [batch, total]; the new tokens are its last ``length`` columns. Along an axis
+    ``tokens`` are the new tokens of the first sequence, then of the next; ``2*tokens``: two of each.
     """
-    if bool(mask.all()) or "batch" not in axes:
+    if bool(mask.all()):
+        return None
+    if (flat := next((axis for axis in axes if axis.endswith("tokens")), "")) and "batch" not in axes:
+        count = int(flat.partition("*")[0]) if "*" in flat else 1
+        rows = mask[:, -length:].bool().flatten().repeat_interleave(count)
+        return rows.reshape([-1 if axis == flat else 1 for axis in axes])
+    if "batch" not in axes:
         return None
     valid: torch.Tensor | None = None
     # Of attention weights, a real query's row counts whole: what it gives to padding is an error.

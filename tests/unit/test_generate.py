@@ -54,6 +54,11 @@ def test_padding_is_left_out_and_a_real_query_counts_with_all_its_keys():
     keys = valid_elements(("batch", "head", "total", ""), mask, 2)
     assert keys[..., 0].squeeze(1).tolist() == [[True, True, True], [False, False, True]]
     assert valid_elements(("batch", "length", ""), torch.ones(2, 3), 3) is None
+    flat = valid_elements(("tokens", ""), mask, 2)
+    assert flat.tolist() == [[shown] for shown in mask[:, -2:].bool().flatten().tolist()]
+    twice = valid_elements(("", "2*tokens"), mask, 2)
+    assert twice.shape == (1, 2 * flat.numel())
+    assert torch.equal(twice[0, ::2], flat[:, 0]) and torch.equal(twice[0, 1::2], flat[:, 0])
     assert valid_elements(("", "length", ""), mask, 3) is None
 
 

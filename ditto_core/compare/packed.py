@@ -193,7 +193,8 @@ def kind_of_types(
     dtype, device, shape = expected
     if (device, shape) != actual[1:] or 0 in shape or not FLOATS.issuperset((actual[0], dtype)):
         return None
-    if shape.numel() >= QUICK if kernel else shape.numel() > CPU_ELEMENTS or device.type != "cpu":
+    size = math.prod(shape)
+    if size >= QUICK if kernel else size > CPU_ELEMENTS or device.type != "cpu":
         return None
     # Axes and a mask that do not fit are errors of the pair alone.
     if (axes and len(axes) != len(shape)) or (mask is not None and not fits(mask, shape)):

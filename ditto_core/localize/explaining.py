@@ -28,7 +28,7 @@ def explained(localizer: Localizer, sites: Sequence[str]) -> tuple[dict[str, Cau
     if not localizer.kept:
         return {}, ("no cause was searched in the model's code: the first step's tensors are too large to keep",)
     recording = Recording.of(localizer)
-    model = Model.of(localizer.truth.module, localizer.dtype)
+    model = Model.of(localizer.truth.module, localizer.dtype, parallel=localizer.parallel)
     small = sum(tensor.numel() for tensor in model.tensors.values()) <= SMALL
     # thousands of small functions: threads that wait for each other made them thirty times slower
     with torch_threads(1 if small else 0):

@@ -60,7 +60,7 @@ class Localizer:
 
     The noise floor is measured on the engine's own tensors at the first two steps, prefill and decode; later steps use
     the second. Tensors are kept for the first ``keep`` steps that have something flagged, for the causes. ``kernels``
-    tells what the engine's kernels explain.
+    tells what the engine's kernels explain, ``parallel`` that it runs on several ranks.
     """
 
     def __init__(
@@ -72,8 +72,10 @@ class Localizer:
         kernels: CoarseKernels | None = None,
         factor: float | None = None,
         keep: int = 2,
+        parallel: bool = False,
     ) -> None:
         self.taps = tuple(taps)
+        self.parallel = parallel
         self.model = model
         self.dtype = dtype
         self._kernels = kernels

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ditto_core.errors import RunError, first_line
 from ditto_core.localize import EVERYTHING, Localizer, conclude
 from ditto_core.localize.kernels import CoarseKernels
+from ditto_core.session import RunsRanks
 from ditto_core.sites import OPERATORS
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def open_localizer(sessions: Sessions) -> Localizer | NotLocalized:
     kernels = CoarseKernels(engine, engine.taps, lambda: exported_graph(sessions))
     taps = (*engine.taps, *sessions.export.behind(engine.taps))
     try:
-        return Localizer(sessions.replayed, taps, sessions.spec.dtype, kernels=kernels)
+        parallel = isinstance(sessions.engine, RunsRanks)
+        return Localizer(sessions.replayed, taps, sessions.spec.dtype, kernels=kernels, parallel=parallel)
     except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
         return NotLocalized(f"not localized: {type(error).__name__}: {first_line(error)}")
 

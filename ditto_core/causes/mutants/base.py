@@ -61,15 +61,17 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Model:
-    """What mutants know of the model: parameters and buffers by name, numbers of its configuration, engine's dtype."""
+    """What mutants know of the model: parameters and buffers by name, numbers of its configuration; and of the engine:
+    its dtype, and whether it runs on several ranks."""
 
     root: nn.Module
     tensors: Mapping[str, torch.Tensor]
     numbers: Mapping[str, float]
     dtype: str
+    parallel: bool = False
 
     @classmethod
-    def of(cls, root: nn.Module, dtype: str) -> Model:
+    def of(cls, root: nn.Module, dtype: str, *, parallel: bool = False) -> Model:
         """Read a module and the first configuration that it holds."""
         configs: list[Any] = [getattr(module, "config", None) for module in root.modules()]
         config = next((c for c in configs if hasattr(c, "to_dict")), None)
@@ -77,7 +79,7 @@ class Model:
         for name, value in (config.to_dict() if config is not None else {}).items():
             nested = value.items() if isinstance(value, dict) else [("", value)]
             found |= {f"{name}.{k}".strip("."): v for k, v in nested if type(v) in (int, float)}
-        return cls(root, {**dict(root.named_buffers()), **dict(root.named_parameters())}, found, dtype)
+        return cls(root, {**dict(root.named_buffers()), **dict(root.named_parameters())}, found, dtype, parallel)
 
     @property
     def narrower(self) -> list[torch.dtype]:

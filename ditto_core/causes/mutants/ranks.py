@@ -17,11 +17,14 @@ RANKS = (2, 4, 8)
 
 
 def ranks(part: Slice, model: Model) -> Iterator[Mutant]:
-    """Yield what a row-parallel layer, whose inputs are split over the ranks, gives when its shares are mixed up."""
+    """Yield what a row-parallel layer, whose inputs are split over the ranks, gives when its shares are mixed up.
+
+    Of an engine in one place the same is a lost part of a tensor.
+    """
     site = part.seen.site
     leaves = {node.label: i for i, node in enumerate(part.nodes) if node.func is None}
     weight, bias = leaves.get(f"{site}.weight"), leaves.get(f"{site}.bias")
-    if weight is None or not isinstance(model.root.get_submodule(site), nn.Linear):
+    if not model.parallel or weight is None or not isinstance(model.root.get_submodule(site), nn.Linear):
         return
     for count in RANKS:
         if part.base[weight].shape[1] % count:

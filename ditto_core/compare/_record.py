@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 Index = tuple[int, ...]
 Number = float | int | bool
@@ -16,6 +16,15 @@ class Columns(Protocol):
 
     def __getitem__(self, name: str, /) -> Sequence[Any]:
         """Return one field of all records."""
+
+
+def read_field(record: Metrics, name: str) -> Any:
+    """Read a field of a record from its column and keep it. Raises ``AttributeError`` for any other name."""
+    known = vars(record)
+    if name not in record.__dataclass_fields__ or "_columns" not in known:
+        raise AttributeError(f"Metrics has no {name!r}")
+    known[name] = value = known["_columns"][name][known["_place"]]
+    return value
 
 
 @dataclass(frozen=True)
@@ -103,14 +112,7 @@ class Metrics:
         vars(found).update(_columns=columns, _place=place)
         return found
 
-    if not TYPE_CHECKING:  # to a type checker it would give every name
-
-        def __getattr__(self, name: str) -> Any:
-            known = vars(self)
-            if name not in self.__dataclass_fields__ or "_columns" not in known:
-                raise AttributeError(f"Metrics has no {name!r}")
-            known[name] = value = known["_columns"][name][known["_place"]]
-            return value
+    __getattr__ = read_field  # a def would give a type checker every name
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the fields alone."""

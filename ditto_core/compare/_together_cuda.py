@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from ditto_core.compare._accumulate import Rules
 from ditto_core.compare._arithmetic import Counts
+from ditto_core.compare._blocks import Floats
 from ditto_core.compare._launch import (
     COLUMNS,
     LANES,
@@ -21,7 +23,7 @@ from ditto_core.compare._launch import (
     run_exact,
 )
 from ditto_core.compare._together import Sums
-from ditto_core.compare.cuda import cut, plain
+from ditto_core.compare.cuda import cut, plain, sums_of_rows
 
 Sides = Sequence[Sequence[torch.Tensor]]
 """The engine's tensors, the reference's and, where some elements do not count, the masks: a stack of each shape."""
@@ -46,3 +48,9 @@ def on_cuda(sides: Sides, widths: Counts, rules: Sequence[Rules]) -> Sums:
     unusual = (found["nonfinite"] > 0) | (found["extreme"] > 0)
     row_squares = np.add.reduceat(by_row.view(np.float64).reshape(2, -1), firsts, axis=1)
     return Sums(found, octaves, None, row_squares, ~unusual)
+
+
+def rows_on_cuda(sides: Sequence[torch.Tensor], lead: Sequence[int], row: int) -> Floats:
+    """Return the squared errors and sizes of a pair's element rows of ``row`` finite numbers, float64 [2, 1, *lead]."""
+    with torch.no_grad(), torch.cuda.device(sides[0].device):
+        return sums_of_rows(sides, np.full(math.prod(lead), row)).reshape(2, 1, *lead)

@@ -21,8 +21,8 @@ from ditto_core.compare._columns import Columns
 from ditto_core.compare._launch import QUICK
 from ditto_core.compare._record import Metrics
 from ditto_core.compare._together import on_cpu
-from ditto_core.compare._together_cuda import on_cuda
-from ditto_core.compare.cuda import sums_of_rows, usable
+from ditto_core.compare._together_cuda import on_cuda, rows_on_cuda
+from ditto_core.compare.cuda import usable
 from ditto_core.compare.metrics import ShapeMismatch, measure, split_axes
 from ditto_core.compare.rows import SMALL, relative_rows, row_dimensions, row_errors
 from ditto_core.compare.ulp import coarser, spacing, tolerance
@@ -117,7 +117,8 @@ class Found:
         actual, expected, axes, valid, *_ = self._pair
         seen = self.metrics
         if usable(expected) and axes and not seen.nan_actual + seen.nan_expected + seen.inf_actual + seen.inf_expected:
-            self._rows = rows_on_cuda(self._pair)
+            layout, sides = layout_of(expected.shape, tuple(axes)), [side[0] for side in stacked([self._pair])]
+            self._rows = Rows(layout, rows_on_cuda(sides, layout.lead, layout.row))
             return self._rows.errors(0, least)
         return row_errors(actual, expected, axes, valid, least=least)
 
@@ -236,14 +237,6 @@ def measure_groups(groups: Sequence[Sequence[Pair]]) -> list[Found | None]:
     places = [(part, i) for part, size in zip(rows, sizes, strict=True) for i in range(size)]
     parts = enumerate(zip(pairs, places, sums.plain.tolist(), strict=True))
     return [Found(Metrics.of_columns(columns, i), pair, *own) if plain else None for i, (pair, own, plain) in parts]
-
-
-def rows_on_cuda(pair: Pair) -> Rows:
-    """Measure the element rows of one pair of finite numbers on its device."""
-    layout = layout_of(pair.expected.shape, tuple(pair.axes))
-    with torch.no_grad(), torch.cuda.device(pair.expected.device):
-        sums = sums_of_rows([side[0] for side in stacked([pair])], np.full(math.prod(layout.lead), layout.row))
-    return Rows(layout, sums.reshape(2, 1, *layout.lead))
 
 
 def stacked(group: Sequence[Pair]) -> list[list[torch.Tensor]]:

@@ -124,6 +124,25 @@ def test_the_same_experts_in_another_order_are_left_out_by_slot_alone():
     assert choices.reason().startswith("experts nearly tie")
 
 
+def test_the_same_experts_in_another_order_leave_tensors_of_tokens_judged():
+    two = Tap("mlp.gate", "gate", axes=("", ""), choice=2)
+    truth, side = scores(1e-3, engine=0.1)
+    choices = Choices(0, (2, 3), {})
+    choices.take(two, side, truth, (), NOISE)
+    valid = torch.ones(6, 1, dtype=torch.bool)
+    assert choices.left(PAIRS, torch.zeros(6, 8), valid) is valid
+    assert choices.left(two, torch.zeros(6, 2), valid).flatten().tolist() == [True, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("shape", [(7, 8), (0, 8), ()], ids=["other rows", "no rows", "a number"])
+def test_tensors_whose_rows_are_not_the_tokens_are_judged_whole(shape):
+    truth, side = scores(1e-3, engine=0.1)
+    choices = Choices(0, (2, 3), {})
+    choices.take(ROUTER, side, truth, (), NOISE)
+    assert choices.left(PAIRS, torch.zeros(shape), None) is None
+    assert choices.left(PAIRS, torch.zeros(6, 8), None).flatten().tolist() == [True, False, False, True, True, True]
+
+
 def test_keys_of_a_row_with_a_near_tie_are_left_out_and_other_rows_stay():
     truth, side = scores(1e-3, engine=0.1)
     choices = Choices(0, (2, 3), {})

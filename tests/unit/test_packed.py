@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 from ditto_core.compare import packed
-from ditto_core.compare.metrics import ShapeMismatch
+from ditto_core.compare.metrics import ShapeMismatch, measure
 from ditto_core.compare.packed import Pair, measure_all
 from tests.unit.packed_pairs import ROWS, check, healthy, noisy, odd
 
@@ -66,6 +69,32 @@ def test_more_pairs_than_a_matrix_holds(monkeypatch, matrices):
     monkeypatch.setattr(packed, "CPU_MATRIX", 100)
     check([noisy((2, 3, 4), ROWS, torch.float32, torch.float32, seed) for seed in range(9)])
     assert matrices == [4, 4, 1]
+
+
+def test_a_record_is_copied_with_its_own_fields_and_not_with_the_columns_of_all():
+    pairs = [noisy((2, 3, 4), ROWS, torch.float32, torch.float32, seed) for seed in range(4)]
+    actual, expected, axes, *_ = pairs[2]
+    wanted = measure(actual, expected, axes=axes)
+    for taken in (copy.copy, lambda metrics: pickle.loads(pickle.dumps(metrics))):
+        found = taken(measure_all(pairs)[2].metrics)
+        assert vars(found).keys() == vars(wanted).keys()
+        assert (found.max_abs, found.max_abs_index, found.histogram) == (
+            *(wanted.max_abs, wanted.max_abs_index),
+            wanted.histogram,
+        )
+    with pytest.raises(AttributeError, match="Metrics has no 'columns'"):
+        measure_all(pairs)[0].metrics.columns  # noqa: B018
+
+
+def test_quantiles_are_linear_in_an_octave_where_nothing_finer_was_counted(monkeypatch):
+    """As on CUDA. Half of the errors are 1, half 1.75, all of them in [1, 2): the median by octave is 1.5."""
+    pair = Pair(torch.tensor([1.0, -1.75]).repeat(32), torch.zeros(64))
+    fine = measure_all([pair] * 4)[3].metrics
+    real = packed.on_cpu
+    monkeypatch.setattr(packed, "on_cpu", lambda *given: real(*given)._replace(quantiles=None))
+    coarse = measure_all([pair] * 4)[3].metrics
+    assert (fine.p50, fine.p90, fine.p999) == pytest.approx((1.0, 1.75, 1.75), rel=2**-8)
+    assert (coarse.p50, coarse.p90, coarse.p999) == (1.5, 1.75, 1.75)  # the largest error is the limit
 
 
 def test_strided_pairs():

@@ -1,4 +1,4 @@
-"""Relations on the eager model, whose hooks can break each of them, and on stand-ins for servers."""
+"""Relations on the eager model, whose hooks can break each of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from ditto_core.relations import BROKEN, InputRelations, Relations, Terms, chunk
 from ditto_core.relations.checks import sizes, steps_to
 from ditto_core.relations.feed import Captured, capture, differing_bits, feed, full_width
 from ditto_core.relations.inputs import OneStep, row_count
-from ditto_core.relations.requests import check_history
 from ditto_core.relations.result import Side, relate
-from ditto_core.relations.served import check_served
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ModelSource, ShapeProfile
@@ -263,113 +261,11 @@ def test_inputs_without_rows_and_unknown_relations_are_refused():
     assert row_count({"s": torch.tensor(1.0)}) == 1
 
 
-class Modes:
-    """A stand-in for a server: the eager model in each mode; ``reused`` and ``passes`` are what it says it did."""
-
-    def __init__(self, model, reused=1, passes=2):
-        self.model, self.facts = model, {"reused": reused, "passes": passes}
-
-    def __call__(self, mode):
-        session = EagerSession(self.model, TAPS, dtype="float32")
-        vars(session).update(self.facts)
-        return session
-
-
-def test_a_server_serves_the_same_in_every_mode(model):
-    found = list(check_served(Modes(model), IDS, Terms()))
-    assert [relation.name for relation in found] == [
-        "prefix hit = new prefix",
-        "chunks = whole prompt",
-        "row alone = row in batch",
-    ]
-    assert all(found)
-
-
-@pytest.mark.parametrize(
-    ("facts", "name", "told"),
-    [
-        ({"reused": 0}, "prefix_cache", "no block of 12 tokens was reused"),
-        ({"passes": 1}, "chunked_prefill", "12 tokens took one pass"),
-        ({}, "prefix", "unknown relation 'prefix'.*did you mean 'prefix_cache'"),
-    ],
-)
-def test_a_mode_in_which_nothing_happened_is_no_check(model, facts, name, told):
-    with pytest.raises(UsageError, match=told):
-        list(check_served(Modes(model, **facts), IDS, Terms(), name))
-
-
-class Server:
-    """A stand-in for a server of requests: a pass computes one token of each; ``leak``: what the others add to it."""
-
-    info = INFO
-
-    def __init__(self, leak=0.0):
-        self.leak, self.count = leak, 0
-        self.forget()
-
-    def forget(self):
-        self.running, self.done = {}, {}
-
-    def submit(self, ids, new_tokens):
-        self.count += 1
-        name = f"r{self.count}"
-        self.running[name], self.done[name] = (list(ids), new_tokens), []
-        return name
-
-    def abort(self, name):
-        self.running.pop(name, None)
-
-    def step(self):
-        others = len(self.running) - 1
-        for name, (ids, new_tokens) in list(self.running.items()):
-            row = torch.arange(8.0) * sum(ids) + len(self.done[name])
-            self.done[name].append(row + self.leak * others)
-            if len(self.done[name]) == new_tokens:
-                del self.running[name]
-        return bool(self.running)
-
-    def logits(self, name):
-        return torch.stack(self.done[name])
-
-
-HISTORY = [("submit", 0), ("step", 1), ("submit", 1), ("step", 1), ("submit", 0), ("abort", 2), ("abort", 9)]
-
-
-def test_each_request_of_a_history_gets_what_it_gets_alone():
-    found = check_history(Server(), [[1, 2], [3]], HISTORY, 3, Terms())
-    assert [relation.name for relation in found] == [
-        "request r1 of prompt 0 = the request alone",
-        "request r2 of prompt 1 = the request alone",
-    ]
-    assert all(found)
-    broken = [bool(relation) for relation in check_history(Server(leak=5.0), [[1, 2], [3]], HISTORY, 3, Terms())]
-    assert broken == [False, False]
-
-
-@pytest.mark.parametrize("event", [("send", 0), ("submit", 2)])
-def test_an_event_that_is_none_is_refused(event):
-    with pytest.raises(UsageError, match=r"the event .* is unknown, expected submit, step, abort and a number"):
-        check_history(Server(), [[1], [2]], [event], 1, Terms())
-
-
-class Serving:
-    """A stand-in for a backend that serves in several ways."""
-
-    def modes(self, spec):
-        return {"plain": {}, "prefix_cache": {"cache": True}, "chunked_prefill": {"chunk": 4}}
-
-
 @pytest.fixture
 def sessions(model, session):
-    """What a pair has, with a workspace that builds a session by its options."""
-    built = []
+    """What a pair has of its engine and its reference."""
     spec = EngineSpec.of(llama, outputs=[HEAD])
-    workspace = SimpleNamespace(
-        build=lambda spec: built.append(dict(spec.options)) or SimpleNamespace(open=lambda: Modes(model)(""))
-    )
-    return SimpleNamespace(
-        spec=spec, workspace=workspace, model=model, engine=session, reference=session, low_precision=None, built=built
-    )
+    return SimpleNamespace(spec=spec, model=model, engine=session, reference=session, low_precision=None)
 
 
 def test_the_relations_of_a_pair_know_its_model(sessions, session):
@@ -381,14 +277,6 @@ def test_the_relations_of_a_pair_know_its_model(sessions, session):
     assert relating.token_relations(sessions, Tolerance()).noise == (session, session)
     sessions.output_axes, sessions.export = AXES, SimpleNamespace(check=lambda inputs: None)
     assert relating.input_relations(sessions, ROWS, Tolerance()).axes == AXES
-
-
-def test_each_mode_of_a_server_is_an_engine_of_its_own(sessions, monkeypatch):
-    with pytest.raises(UsageError, match="onnxruntime serves in one way only"):
-        relating.served_relations(sessions, Tolerance(), IDS, ())
-    monkeypatch.setattr(relating, "get_backend", lambda name: Serving())
-    assert len(relating.served_relations(sessions, Tolerance(), IDS, ("prefix_cache", "chunked_prefill"))) == 2
-    assert sessions.built == [{"cache": True}, {}, {"chunk": 4}]
 
 
 def test_a_chunk_is_a_third_of_the_prompt_unless_a_size_is_given(session):

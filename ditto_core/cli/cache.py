@@ -67,7 +67,7 @@ def needs(tests: Tests = None, as_json: AsJson = False) -> None:
 
 @app.command("fetch", context_settings=AS_PYTEST)
 def fetch(tests: Tests = None, as_json: AsJson = False) -> None:
-    """Bring what the tests need from the store behind the cache, every byte verified. Exit code 1 when some is missing.
+    """Bring what the tests need from the store. Every byte is verified. Exit code 1 when some is missing.
 
     What neither has is built when the tests run.
     """

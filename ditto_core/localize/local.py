@@ -19,6 +19,7 @@ from ditto_core.localize.replay import Replay
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.states import state_of
 from ditto_core.sites import Tap
+from ditto_core.stepping.choices import in_order
 from ditto_core.stepping.prompts import valid_elements
 
 FACTORS: Mapping[str, float] = {"float64": 6.0, "float32": 6.0, "float16": 4.0, "bfloat16": 4.0}
@@ -208,7 +209,7 @@ def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) -> Metrics:
     """Measure a pair; a mask is compared as what it masks, and a NaN on both sides came in from upstream."""
-    actual, expected = as_masks(actual, expected)
+    actual, expected = as_masks(in_order(actual, expected, tap.axes), expected)
     chosen = valid.of(tap)
     if chosen is not None and bool(torch.isnan(actual).any()) and not bool(torch.isnan(expected).any()):
         # A NaN in padding does count: 0 x NaN carries it to real tokens in the next layer.

@@ -117,3 +117,19 @@ class Choices:
         sizes = [1] * len(tap.axes)
         sizes[tap.axes.index("batch")] = self.shape[0]
         return self._chosen.any(1).reshape(sizes)
+
+
+def in_order(actual: torch.Tensor, expected: torch.Tensor, axes: Sequence[str]) -> torch.Tensor:
+    """Return rows of experts, along a first axis such as ``2*tokens``, in the reference's order within each token.
+
+    Which of a token's experts comes first is no contract: ``topk`` may leave its choices unsorted. A token whose rows
+    are not nearest to one of the reference's each keeps its order.
+    """
+    count = axes[0].partition("*")[0] if axes and axes[0].endswith("*tokens") else ""
+    if not count or actual.shape != expected.shape or not expected.is_floating_point():
+        return actual
+    slots = actual.reshape(-1, int(count), actual[0].numel())
+    nearest = torch.cdist(expected.reshape(slots.shape).double(), slots.double()).argmin(-1)
+    own = torch.arange(int(count), device=actual.device).expand(nearest.shape)
+    order = torch.where((nearest.sort().values == own).all(-1, keepdim=True), nearest, own)
+    return slots.gather(1, order[..., None].expand(slots.shape)).reshape(actual.shape)

@@ -13,7 +13,7 @@ from ditto_core.compare.packed import gains
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.model.forward import DECODED
 from ditto_core.sites import Tap, is_operator
-from ditto_core.stepping.choices import Choices
+from ditto_core.stepping.choices import Choices, in_order
 from ditto_core.stepping.logits import LogitsOfStep
 from ditto_core.stepping.measured import Elementwise, Measured
 from ditto_core.stepping.measuring import Measuring, StepPair
@@ -203,6 +203,7 @@ class Comparer:
         valid, tied = self._without_choices(tap, expected, self._valid(tap.axes))
         if tap.value == "logits" and actual.shape != expected.shape:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
+        actual, noisy = in_order(actual, expected, tap.axes), [in_order(each, expected, tap.axes) for each in noisy]
         names = (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
         if final or tap.value in self.outputs:
             names = (*names, tap.value)

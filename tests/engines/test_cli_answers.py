@@ -56,7 +56,7 @@ def test_the_wrong_weight_of_an_engine_explains_its_lost_answer(checkpoint, work
     (folder / DIGESTS_FILE).unlink()  # else it is damaged
     code, text = answers(folder, engine, reference, *cache)
     assert code == 1
-    assert text.splitlines()[1] == "1 of 1 lost answers: model.layers.1.mlp.down_proj (constant factor)"
+    assert text.splitlines()[1] == "1 of 1 lost answers: model.layers.1.mlp.down_proj (weight scaled)"
     [found] = json.loads((tmp_path / "found.json").read_text())
     assert (found["id"], found["site"]) == ("0", "model.layers.1.mlp.down_proj")
     assert answers(folder, reference, engine, *cache) == (0, "0 answers lost\n")

@@ -10,7 +10,7 @@ from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, WITHIN
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.stepping.choices import Choices
+from ditto_core.stepping.choices import Choices, in_order
 from ditto_core.stepping.comparer import Comparer
 from ditto_core.stepping.measured import Measured
 
@@ -148,3 +148,21 @@ def test_keys_of_a_row_with_a_near_tie_are_left_out_and_other_rows_stay():
     choices = Choices(0, (2, 3), {})
     choices.take(ROUTER, side, truth, (), NOISE)
     assert choices.left(KEYS, torch.zeros(2, 4, 3, 8), None).flatten().tolist() == [False, True]
+
+
+def test_which_of_a_tokens_experts_comes_first_is_no_error_and_another_tokens_rows_are():
+    wanted = torch.randn(6, 5, generator=torch.Generator().manual_seed(2))  # two experts of three tokens
+    swapped = wanted[[1, 0, 2, 3, 5, 4]] * (1 + 1e-3)
+    assert torch.equal(in_order(swapped, wanted, ("2*tokens", "")), wanted * (1 + 1e-3))
+    others = wanted[[2, 3, 0, 1, 4, 5]]
+    assert not torch.allclose(in_order(others, wanted, ("2*tokens", "")), wanted, rtol=0.1)
+    twice = wanted[[0, 0, 2, 3, 4, 5]]  # one expert in the place of both
+    assert torch.equal(in_order(twice, wanted, ("2*tokens", "")), twice)
+
+
+@pytest.mark.parametrize(
+    ("axes", "rows"), [(("tokens", ""), 6), (("batch", "2*tokens"), 6), ((), 6), (("2*tokens", ""), 4)]
+)
+def test_other_tensors_keep_their_order(axes, rows):
+    actual = torch.randn(6, 5, generator=torch.Generator().manual_seed(3))
+    assert in_order(actual, actual.flip(0)[:rows], axes) is actual

@@ -101,8 +101,9 @@ def prompt_logprobs(serving: Serving, ids: Ids, terms: Terms) -> Relation:
 
 
 def scores(logits: torch.Tensor) -> torch.Tensor:
-    """Return the log-probabilities of the token behind each prefix but the whole, [length - 1, vocabulary]."""
-    return logits[:-1].log_softmax(-1)
+    """Return the log-probabilities of the token behind each prefix but the whole, float64 [length - 1, vocabulary]: a
+    server rounds its logits, and not what follows from them."""
+    return logits[:-1].double().log_softmax(-1)
 
 
 def passes_of(session: Session) -> list[Pass]:

@@ -155,7 +155,7 @@ def test_log_probabilities_are_judged_beside_the_noise_of_the_references(model):
     low = EagerSession(model, (), dtype="bfloat16")
     (relation,) = check(model, "prompt_logprobs", low_precision=low)
     rounded, truth = (
-        prefill(session, IDS).log_softmax(-1).double() for session in (low, EagerSession(model, (), dtype="float64"))
+        prefill(session, IDS).double().log_softmax(-1) for session in (low, EagerSession(model, (), dtype="float64"))
     )
     expected = (rounded - truth).norm() / truth.norm()
     assert relation

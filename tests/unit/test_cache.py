@@ -80,9 +80,8 @@ def test_eight_processes_build_once_and_the_waiting_ones_say_so(tmp_path):
         print((path / "engine.bin").read_text())
     """
     workers = [run_script(script, tmp_path, tmp_path / "log", n) for n in NAMES]
-    while not (tmp_path / "log").exists():
+    while not (builder := (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""):
         time.sleep(0.01)
-    builder = (tmp_path / "log").read_text()
     waiting = [w for w, n in zip(workers, NAMES, strict=True) if n != builder]
     said = [worker.stdout.readline() for worker in waiting]
     (tmp_path / "go").touch()

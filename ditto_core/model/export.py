@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from ditto_core.errors import BuildError, UsageError
 from ditto_core.graphs.outputs import axes_by_value, finish_export, freeze_inputs, input_shapes, settled_sizes
+from ditto_core.model.experts import chosen_of, expert_axis
 from ditto_core.model.export_failure import export_failure, innermost
 from ditto_core.model.hollow import Reader, give_weights, hollow, optimize, save
 from ditto_core.model.loading import LoadedModel
@@ -48,8 +49,6 @@ from ditto_core.system.files import parse_json
 ONNX_FILE = "model.onnx"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
-ROUTERS = ("gate", "router")
-"""What a mixture of experts calls the layer that scores them."""
 FORMAT = 5
 """Of what an export holds, site names included; part of its key."""
 
@@ -286,25 +285,8 @@ def describe(
         own = any(map(is_operator, (tap.site, *tap.aliases)))
         source = tap.source if own else source_line(node.meta.get("stack_trace") or "")
         axis, choice = head_axis(axes.get(value, ())), chosen_of(wrapper.module, tap.site, node.meta["val"])
+        axis = expert_axis(wrapper.module, tap.site, axis)
         yield replace(tap, fx_node=node.name, source=source, axes=axis, choice=choice)
-
-
-def chosen_of(root: nn.Module, site: str, scores: torch.Tensor) -> int:
-    """Return how many experts a router chooses by the scores [..., experts] that it returns; 0 for anything else.
-
-    One that adds a bias to its scores or chooses among groups does not choose by them alone.
-    """
-    path, _, name = site.rpartition(".")
-    modules = dict(root.named_modules())
-    router = modules.get(site)
-    if router is None or not (name in ROUTERS or "router" in type(router).__name__.lower()):
-        return 0
-    for module in (router, modules[path]):
-        chosen = getattr(module, "top_k", 0)
-        biased = hasattr(module, "e_score_correction_bias") or (getattr(module, "n_group", 1) or 1) > 1
-        if isinstance(chosen, int) and 0 < chosen < scores.shape[-1]:
-            return 0 if biased else chosen
-    return 0
 
 
 def head_axis(axes: tuple[str, ...]) -> tuple[str, ...]:

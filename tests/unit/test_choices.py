@@ -8,6 +8,7 @@ import torch
 from ditto_core.compare.judging import judge
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, WITHIN
+from ditto_core.model.experts import expert_axis
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.stepping.choices import Choices, in_order
@@ -158,6 +159,19 @@ def test_which_of_a_tokens_experts_comes_first_is_no_error_and_another_tokens_ro
     assert not torch.allclose(in_order(others, wanted, ("2*tokens", "")), wanted, rtol=0.1)
     twice = wanted[[0, 0, 2, 3, 4, 5]]  # one expert in the place of both
     assert torch.equal(in_order(twice, wanted, ("2*tokens", "")), twice)
+
+
+def test_only_rows_of_a_modules_own_experts_have_the_name_of_their_axis():
+    block = torch.nn.Module()
+    block.top_k, block.experts, block.norm = 2, torch.nn.Module(), torch.nn.Module()
+    block.experts.act_fn = torch.nn.SiLU()
+    root = torch.nn.Module()
+    root.mlp, root.attn = block, torch.nn.Module()
+    root.attn.q_norm = torch.nn.Identity()
+    assert expert_axis(root, "mlp.experts.act_fn:in", ("2*tokens", "")) == ("2*tokens", "")
+    assert expert_axis(root, "mlp.experts.act_fn", ("4*tokens", "")) == ("", "")
+    assert expert_axis(root, "attn.q_norm", ("2*tokens", "")) == ("", "")  # two heads
+    assert expert_axis(root, "attn.q_norm", ("tokens", "batch")) == ("tokens", "batch")
 
 
 @pytest.mark.parametrize(

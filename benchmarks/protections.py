@@ -104,7 +104,7 @@ PROTECTIONS = (
     Protection(
         "every read of the cache is verified",
         "cache/_store.py",
-        "found = damage(path)\n        if not found:",
+        "found = damage(path, self._large.digest)\n        if not found:",
         "found = []\n        if not found:",
         "test_cache.py::test_a_flipped_byte_is_noticed_rebuilt_and_said",
     ),
@@ -153,14 +153,14 @@ PROTECTIONS = (
     Protection(
         "a read-only cache gives what it holds",
         "cache/_store.py",
-        "if error.errno not in READ_ONLY or damage(self.root / kind / key):",
+        "if error.errno not in READ_ONLY or damage(self.root / kind / key, self._large.digest):",
         "if True:",
         "test_cache_of_others.py::test_a_read_only_cache_gives_the_engine_that_it_holds",
     ),
     Protection(
         "a damaged engine of a read-only cache is not used",
         "cache/_store.py",
-        "if error.errno not in READ_ONLY or damage(self.root / kind / key):",
+        "if error.errno not in READ_ONLY or damage(self.root / kind / key, self._large.digest):",
         "if error.errno not in READ_ONLY:",
         "test_cache_of_others.py::test_a_damaged_engine_in_a_read_only_cache_is_not_used",
     ),

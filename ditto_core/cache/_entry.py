@@ -10,17 +10,18 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ditto_core.system.files import parse_json
-from ditto_core.system.fingerprint import fingerprint, hash_file
+from ditto_core.system.fingerprint import digests, fingerprint, hash_file
 from ditto_core.version import __version__
 
 MANIFEST = "entry.json"
+Digest = Callable[[Path], str]
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
 
 
@@ -80,30 +81,28 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def damage(path: Path) -> list[str]:
-    """Return what is wrong with the entry in ``path``, reading every byte; an empty list when it is sound."""
+def damage(path: Path, digest: Digest) -> list[str]:
+    """Return what is wrong with the entry in ``path``, by the digests of its files; an empty list when it is sound."""
     manifest = read_manifest(path)
     if manifest is None:
         return [f"{MANIFEST} is missing or damaged"]
     known, present = manifest["files"], {f.relative_to(path).as_posix(): f for f in _files(path)}
     problems = [f"{name} is missing" for name in sorted(known.keys() - present.keys())]
     problems += [f"{name} does not belong there" for name in sorted(present.keys() - known.keys())]
-    for name in sorted(known.keys() & present.keys()):
-        size = present[name].stat().st_size
-        if size != known[name]["size"]:
-            problems.append(f"{name} has {size} bytes, expected {known[name]['size']}")
-        elif hash_file(present[name]) != known[name]["sha256"]:
-            problems.append(f"the content of {name} changed")
-    return problems
+    common, sizes = sorted(known.keys() & present.keys()), {name: f.stat().st_size for name, f in present.items()}
+    whole = [name for name in common if sizes[name] == known[name]["size"]]
+    problems += [f"{n} has {sizes[n]} bytes, expected {known[n]['size']}" for n in common if n not in whole]
+    found = zip(whole, digests([present[name] for name in whole], digest), strict=True)
+    return problems + [f"the content of {n} changed" for n, sha256 in found if sha256 != known[n]["sha256"]]
 
 
 def _files(path: Path) -> list[Path]:
     return sorted(f for f in path.rglob("*") if f.is_file() and f.relative_to(path).as_posix() != MANIFEST)
 
 
-def write_manifest(path: Path, kind: str, key: str, describe: Mapping[str, Any]) -> None:
+def write_manifest(path: Path, kind: str, key: str, describe: Mapping[str, Any], digest: Digest) -> None:
     """Record what the entry in ``path`` is and the digest of each of its files, and force all of it to the disk."""
-    files = _digests(path)
+    files = _facts(path, digest)
     for file in _files(path):
         sync(file)
     versions = {"ditto_core": __version__, "python": platform.python_version()}
@@ -117,11 +116,13 @@ def write_manifest(path: Path, kind: str, key: str, describe: Mapping[str, Any])
 def content_digest(path: Path) -> str:
     """Return one digest of the names and bytes of an entry's files, or of those of a folder that will be one."""
     manifest = read_manifest(path)
-    return fingerprint(manifest["files"] if manifest else _digests(path))
+    return fingerprint(manifest["files"] if manifest else _facts(path))
 
 
-def _digests(path: Path) -> dict[str, dict[str, Any]]:
-    return {f.relative_to(path).as_posix(): {"sha256": hash_file(f), "size": f.stat().st_size} for f in _files(path)}
+def _facts(path: Path, digest: Digest = hash_file) -> dict[str, dict[str, Any]]:
+    found = _files(path)
+    pairs = zip(found, digests(found, digest), strict=True)
+    return {f.relative_to(path).as_posix(): {"sha256": sha256, "size": f.stat().st_size} for f, sha256 in pairs}
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

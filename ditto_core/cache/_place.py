@@ -17,10 +17,13 @@ from pathlib import Path
 from ditto_core.cache._locks import LEASES, LOCKS, locked
 from ditto_core.cache._root import ENVIRONMENT
 from ditto_core.errors import CacheError
+from ditto_core.system.fingerprint import DigestMemo
 
 DIGESTS, STATE, SCRATCH = "digests", "state", "scratch"
 OWN = (LOCKS, LEASES, DIGESTS, STATE)
 """Folders that hold no entries."""
+LARGE = 64 << 20
+"""Bytes of a file of an entry from which it is read again only after it changed."""
 UNWRITABLE = {
     errno.ENOSPC: "is full",
     errno.EDQUOT: "is over its quota",
@@ -42,6 +45,16 @@ class Place:
     """A directory, made on first use, that may turn out to be full or read-only."""
 
     root: Path
+
+    @property
+    def memo(self) -> DigestMemo:
+        """Digests of the user's files, remembered in this cache."""
+        return DigestMemo(self.root / DIGESTS)
+
+    @property
+    def _large(self) -> DigestMemo:
+        """Digests of the entries' large files, beside the user's: by hard links they may be the same."""
+        return DigestMemo(self.root / DIGESTS, LARGE)
 
     def state(self, name: str, file: str) -> Path:
         """Return the path of a by-product that may be lost and is not verified (timing caches, noise floors, journals).

@@ -34,11 +34,10 @@ from ditto_core.cache._entry import (
     write_manifest,
 )
 from ditto_core.cache._locks import LOCKS, Lease, leased, locked
-from ditto_core.cache._place import DIGESTS, OWN, READ_ONLY, STATE, OnEvent, Place, checked, ignore
+from ditto_core.cache._place import OWN, READ_ONLY, STATE, OnEvent, Place, checked, ignore
 from ditto_core.cache._remote import DamagedRemote, Remote
 from ditto_core.cache._root import ENVIRONMENT, default_root, is_url
 from ditto_core.errors import CacheError, first_line
-from ditto_core.system.fingerprint import DigestMemo
 
 FORGOTTEN = 86400.0
 """Seconds after which an unfinished build is a dead one's where no lock can tell."""
@@ -72,11 +71,6 @@ class Cache(Place):
         root = directory.absolute().parent.parent
         return cls(root) if (root / LOCKS).is_dir() else None
 
-    @property
-    def memo(self) -> DigestMemo:
-        """Digests of the user's large files, remembered in this cache."""
-        return DigestMemo(self.root / DIGESTS)
-
     def get_or_build(
         self, kind: str, key: str, build: Build, *, describe: Mapping[str, Any], on_event: OnEvent | None = None
     ) -> Path:
@@ -107,7 +101,7 @@ class Cache(Place):
         """Tell whether an entry is there and sound, and mark it as used; one that is damaged is removed."""
         if not path.exists():
             return False
-        found = damage(path)
+        found = damage(path, self._large.digest)
         if not found:
             with suppress(PermissionError):  # another user's entry in a shared cache
                 os.utime(path / MANIFEST)
@@ -161,7 +155,7 @@ class Cache(Place):
         for path in sorted(self._folders()):
             kind, key = path.parent.name, path.name
             with self._explained(), locked(self.root, kind, key, ignore):
-                found = damage(path) if path.exists() else []
+                found = damage(path, self._large.read) if path.exists() else []
             problems += [Problem(kind, key, what) for what in found]
         return problems
 
@@ -220,7 +214,7 @@ class Cache(Place):
         work = self._work(path)
         try:
             build(work)
-            write_manifest(work, path.parent.name, path.name, describe)
+            write_manifest(work, path.parent.name, path.name, describe, self._large.digest)
             return self._finish(work, path)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
@@ -284,7 +278,7 @@ class Cache(Place):
             try:
                 held.enter_context(locked(self.root, kind, key, say))
             except OSError as error:
-                if error.errno not in READ_ONLY or damage(self.root / kind / key):
+                if error.errno not in READ_ONLY or damage(self.root / kind / key, self._large.digest):
                     raise
                 yield False
                 return

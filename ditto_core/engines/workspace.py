@@ -19,7 +19,7 @@ from ditto_core.engines.keys import content_key, engine_key, graph_key, outline_
 from ditto_core.errors import UsageError, check_type
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec, ModelSource
-from ditto_core.system.fingerprint import directory_digest, fingerprint, module_digest
+from ditto_core.system.fingerprint import directory_digest, fingerprint, matching, module_digest
 from ditto_core.system.state import state_of
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 ARTIFACTS_VARIABLE = "DEBUG_ARTIFACTS_DIR"
 CHEAP = 256 << 20
 """Bytes of a factory's module up to which :meth:`Workspace.renew` calls it again: about half a second of hashing."""
+LONG = 1 << 30
+"""Bytes whose hashing is shown."""
 
 Progress = Callable[[str], "AbstractContextManager[object]"]
 
@@ -99,7 +101,10 @@ class Workspace:
     def _files_digest(self, source: ModelSource) -> str:
         from ditto_core.model.checkpoint import IDENTITY_FILES, locate
 
-        return directory_digest(locate(source), IDENTITY_FILES, self.cache.memo)
+        path, memo = locate(source), self.cache.memo
+        unread = memo.unread(matching(path, IDENTITY_FILES))
+        with self.progress(f"hashing {source.label}") if unread >= LONG else nullcontext():
+            return directory_digest(path, IDENTITY_FILES, memo)
 
     def renew(self, source: ModelSource) -> bool:
         """Forget a model that its source does not make any more, and tell whether there was one.

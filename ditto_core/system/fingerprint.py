@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 4 << 20
+READERS = min(8, os.cpu_count() or 1)
+"""Files that are hashed at a time; hashing holds no lock of Python's."""
 RACY_NS = 2_000_000_000
 """A file that changed less than this before it was hashed may change again within the clock's tick: not remembered."""
 
@@ -41,38 +45,65 @@ def hash_file(path: Path) -> str:
 
 @dataclass(frozen=True)
 class DigestMemo:
-    """Remembers digests of unchanged files, so that large weights are read once.
+    """Remembers digests of unchanged files, so that large ones are read once.
 
-    One small JSON file a path below ``directory``. A digest is used only while size, mtime, ctime, device and inode
-    are what they were: a file that was written to, replaced or restored with its old mtime is read again.
+    One small JSON file below ``directory`` for each file, whatever its names. A digest is used only while size, mtime,
+    ctime, device and inode are what they were: a file that was written to, replaced or restored with its old mtime is
+    read again. A name more or fewer changes the ctime and not the bytes, so that hard links are not read again. A file
+    of less than ``least`` bytes always is.
     """
 
     directory: Path
+    least: int = 0
 
     def digest(self, path: Path) -> str:
         """Return the SHA-256 (hex) of a file, from memory when it is unchanged."""
-        path = path.resolve()
+        return self._known(path) or self.read(path)
+
+    def read(self, path: Path) -> str:
+        """Return the SHA-256 (hex) of a file's bytes, and remember it."""
         before = _identity(path)
-        note = self.directory / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
-        known = _read_note(note)
-        if known.get("identity") == before and isinstance(known.get("sha256"), str):
-            return str(known["sha256"])
         digest = hash_file(path)
         settled = time.time_ns() - max(before["ctime_ns"], before["mtime_ns"]) > RACY_NS
-        if settled and _identity(path) == before:
-            self._write(note, {"path": str(path), "identity": before, "sha256": digest})
+        if settled and before["size"] >= self.least and _identity(path) == before:
+            self._write(path, before, digest)
         return digest
 
-    def _write(self, note: Path, data: dict[str, Any]) -> None:
+    def unread(self, paths: Iterable[Path]) -> int:
+        """Return the bytes that :meth:`digest` would read for all of these files."""
+        return sum(path.stat().st_size for path in paths if not self._known(path))
+
+    def _known(self, path: Path) -> str:
+        now = _identity(path)
+        note = _read_note(self._note(now)) if now["size"] >= self.least else {}
+        before, digest = note.get("identity"), note.get("sha256")
+        if not isinstance(before, dict) or not isinstance(digest, str):
+            return ""
+        if before != now:
+            if before.get("nlink") == now["nlink"] or {**before, **_named(now)} != now:
+                return ""
+            self._write(path, now, digest)
+        return digest
+
+    def _note(self, identity: dict[str, int]) -> Path:
+        return self.directory / f"{identity['dev']:x}-{identity['ino']:x}.json"
+
+    def _write(self, path: Path, identity: dict[str, int], digest: str) -> None:
+        data = {"path": str(path.resolve()), "identity": identity, "sha256": digest}
         with suppress(OSError):  # a memo that cannot be written costs time, not correctness
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_atomic(note, json.dumps(data))
+            write_atomic(self._note(identity), json.dumps(data))
 
 
 def _identity(path: Path) -> dict[str, int]:
     stat = path.stat()
-    names = ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev")
+    names = ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev", "st_nlink")
     return {name.removeprefix("st_"): int(getattr(stat, name)) for name in names}
+
+
+def _named(identity: dict[str, int]) -> dict[str, int]:
+    """What one name more or fewer changes of a file."""
+    return {name: identity[name] for name in ("ctime_ns", "nlink")}
 
 
 def _read_note(note: Path) -> dict[str, Any]:
@@ -91,16 +122,30 @@ def file_digest(path: Path, memo: DigestMemo | None = None) -> str:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
 
 
+def digests(files: Sequence[Path], digest: Callable[[Path], str] = hash_file) -> list[str]:
+    """Return the digest of each file, several read at a time."""
+    with ThreadPoolExecutor(READERS) as readers:
+        return list(readers.map(digest, files))
+
+
+def matching(path: Path, patterns: Iterable[str]) -> list[Path]:
+    """Return the files below ``path`` that match any glob."""
+    return sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
+
+
 def directory_digest(path: Path, patterns: Iterable[str] = ("**/*",), memo: DigestMemo | None = None) -> str:
     """Return one digest of all files below ``path`` that match any glob, by relative name and content.
 
     Links are followed, so a Hub snapshot counts by content. Raises :class:`ModelError` when nothing matches.
     """
     patterns = tuple(patterns)
-    files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
+    files = matching(path, patterns)
     if not files:
         raise ModelError(f"no file below {path} matches {', '.join(patterns)}")
-    return fingerprint([[file.relative_to(path).as_posix(), file_digest(file, memo)] for file in files])
+    names = [file.relative_to(path).as_posix() for file in files]
+    return fingerprint(
+        [list(pair) for pair in zip(names, digests(files, partial(file_digest, memo=memo)), strict=True)]
+    )
 
 
 def module_digest(module: torch.nn.Module) -> str:

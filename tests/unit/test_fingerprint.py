@@ -66,6 +66,40 @@ def test_a_file_rewritten_with_its_old_size_and_mtime_is_read_again(tmp_path, se
     assert file_digest(path, memo) == hashlib.sha256(b"abd").hexdigest()
 
 
+def test_another_name_of_a_file_is_not_read_and_a_change_after_it_is(tmp_path, settled, reads):
+    memo, path = DigestMemo(tmp_path / "memo"), tmp_path / "f"
+    path.write_bytes(b"abc")
+    expected = memo.digest(path)
+    for name in ("one", "two"):
+        (tmp_path / name).hardlink_to(path)
+    (tmp_path / "two").unlink()
+    assert memo.unread([path, tmp_path / "one"]) == 0
+    assert memo.digest(tmp_path / "one") == memo.digest(path) == expected
+    assert reads == [path]
+    path.write_bytes(b"abd")
+    assert memo.unread([path, tmp_path / "one"]) == 6
+    assert memo.digest(tmp_path / "one") == hashlib.sha256(b"abd").hexdigest()
+
+
+def test_a_file_with_another_name_and_other_bytes_is_read(tmp_path, settled):
+    memo, path = DigestMemo(tmp_path / "memo"), tmp_path / "f"
+    path.write_bytes(b"abc")
+    memo.digest(path)
+    time.sleep(0.02)
+    (tmp_path / "one").hardlink_to(path)
+    path.write_bytes(b"abd")
+    assert memo.digest(path) == hashlib.sha256(b"abd").hexdigest()
+
+
+def test_small_files_are_read_each_time(tmp_path, settled, reads):
+    memo = DigestMemo(tmp_path / "memo", least=3)
+    for name, content in {"small": b"ab", "large": b"abc"}.items():
+        (tmp_path / name).write_bytes(content)
+        for _ in range(2):
+            memo.digest(tmp_path / name)
+    assert [path.name for path in reads] == ["small", "small", "large"]
+
+
 def test_a_file_that_changed_just_now_is_not_remembered(tmp_path, reads):
     (tmp_path / "f").write_bytes(b"abc")
     for _ in range(2):

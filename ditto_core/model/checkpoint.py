@@ -122,7 +122,7 @@ def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **opt
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, KeyError):
         return None
-    except ImportError as error:
+    except (ImportError, TypeError, AttributeError) as error:  # the last two: where a slow one gets no vocabulary
         warnings.warn(f"{directory}: its tokenizer is left out: {first_line(error)}", stacklevel=2)
         return None
     return tokenizer if knows_words(tokenizer) else None

@@ -10,10 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import nn
+
+from ditto_core.errors import ModelError, first_line
 
 GROWING = ("key", "value")
 FIXED = ("conv", "recurrent")
@@ -22,6 +25,8 @@ PRESENT = "present."
 """In front of a state's name: what a decoder's graph returns, and a session of it keeps."""
 STATE, OUT = "state.", ":out"
 """Around a state's name: a plain input and output of the graphs of an encoder-decoder."""
+FAILURES = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+"""What a model's own code raises on an input that it was not made for."""
 SAME = 1e-3
 """Relative difference up to which two ways of computing a float32 tensor are the same."""
 
@@ -160,9 +165,16 @@ def put(cache: Any, name: str, tensor: torch.Tensor) -> None:
 
 
 def layout(module: nn.Module) -> tuple[State, ...]:
-    """Return what a decoder carries, read off a small eager run."""
+    """Return what a decoder carries, read off a small eager run. Raises :class:`ModelError` for one that fails."""
     cache = empty_cache(module)
-    step(module, torch.zeros(1, 2, dtype=torch.int64), cache)
+    try:
+        step(module, torch.zeros(1, 2, dtype=torch.int64), cache)
+    except FAILURES as error:
+        name, found = type(module).__name__, f"{type(error).__name__}: {first_line(error)}"
+        raise ModelError(
+            f"{name} cannot be stepped: with an empty cache and two tokens its own forward fails ({found}), expected "
+            f"logits; transformers here is {version('transformers')}, another version may do"
+        ) from error
     found = []
     for name, tensor in items(cache):
         state = State(name, tuple(tensor.shape[1:]), tensor.dtype)
@@ -182,7 +194,7 @@ def continues(module: nn.Module) -> bool:
         expected = [step(module, ids, whole)[:, 3:], *dict(items(whole)).values()]
         step(module, ids[:, :3], split)
         actual = [step(module, ids[:, 3:], split), *dict(items(split)).values()]
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+    except FAILURES:
         return False
     pairs = zip(actual, expected, strict=True)
     return all(float((a - b).norm()) <= SAME * float(b.norm()) for a, b in pairs)

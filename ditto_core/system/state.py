@@ -41,7 +41,8 @@ def state_of(*values: Any) -> list[Any]:
 class State:
     """Numbers values as it meets them and describes each once: cycles end, and each tensor is read once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_set: bool = False) -> None:
+        self.in_set = in_set
         self._numbers: dict[int, int] = {}
         self._met: list[Any] = []  # kept: an id is one value's only while the value lives
 
@@ -81,7 +82,15 @@ def _sequence(state: State, value: Iterable[Any]) -> Any:
 
 
 def _set(state: State, value: Iterable[Any]) -> Any:
-    return [name_of(type(value)), state.each(sorted(value, key=lambda item: json.dumps(state_of(item))))]
+    """Describe a set in the order of its values' own states; in the state of such a value, by their names alone."""
+
+    def order(item: Any) -> str:
+        if state.in_set:
+            return repr(item) if isinstance(item, PLAIN) else name_of(item)
+        alone = State(in_set=True)
+        return json.dumps([alone.of(item), *alone.descriptions()])
+
+    return [name_of(type(value)), state.each(sorted(value, key=order))]
 
 
 def _mapping(state: State, value: Mapping[Any, Any]) -> Any:

@@ -289,6 +289,14 @@ def test_state_that_holds_itself_and_the_process_ends():
     assert module_digest(Holding(held=held)) == module_digest(Holding(held=held))
 
 
+def test_a_set_of_what_leads_back_to_it_has_a_state():
+    class Family:
+        members: set = set()
+
+    Family.members = {Family, type("Other", (Family,), {"factor": 2.0})}
+    assert module_digest(Holding(held=Family)) == module_digest(Holding(held=Family))
+
+
 def test_module_digest_is_the_same_in_another_process_whatever_its_hashes_are(tmp_path):
     code = (
         "import torch; from models import bert, llama; from ditto_core.system.fingerprint import module_digest;"

@@ -141,6 +141,21 @@ def test_a_tokenizer_whose_package_is_missing_is_left_out_with_a_warning_that_na
         assert load_tokenizer(tmp_path) is None
 
 
+def test_a_tokenizer_that_gets_no_vocabulary_is_left_out_with_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *args, **options: Path(None))
+    with pytest.warns(UserWarning, match="left out: .*NoneType"):
+        assert load_tokenizer(tmp_path) is None
+
+
+def test_a_model_whose_own_code_takes_no_empty_cache_is_refused_in_one_line(monkeypatch):
+    model = tiny_decoder("llama", layers=1)
+    monkeypatch.setattr("ditto_core.model.states.empty_cache", lambda module: object())
+    with pytest.raises(
+        ModelError, match=r"^LlamaForCausalLM cannot be stepped: .*AttributeError.*transformers here is"
+    ):
+        states.layout(model)
+
+
 def saved(folder):
     tiny_decoder("llama", layers=1).save_pretrained(folder)
     return folder

@@ -27,7 +27,7 @@ from ditto_core.compare.verdict import Verdict
 from ditto_core.errors import SelectorError, TraceError, shown
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap, matches, no_match
-from ditto_core.system.files import parse_json, path_of, reading, replace_text
+from ditto_core.system.files import parse_json, path_of, read_text, reading, replace_text
 from ditto_core.system.receipt import Receipt
 from ditto_core.visible import visible
 
@@ -240,4 +240,4 @@ class ComparisonData:
         """Inverse of :meth:`save`. Raises :class:`TraceError` for a file that is no comparison."""
         path = path_of(path, "comparison")
         with reading(path):
-            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))
+            return cls.from_json(parse_json(read_text(path)))

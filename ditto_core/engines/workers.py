@@ -105,7 +105,7 @@ def on_cluster(address: str, *, timeout: float = 30) -> OnExecutor:
     def connect() -> Iterator[Executor]:
         try:
             client = distributed.Client(address, timeout=timeout, set_as_default=False)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
         with client, client.get_executor() as executor:
             yield executor

@@ -114,7 +114,7 @@ def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **opt
     """Return the tokenizer in a directory or of a Hub id, or None when there is none.
 
     One that brings code of its own and is not trusted counts as none: asked nothing, transformers would ask on stdin.
-    One whose package is missing counts as none, too, with a warning: token ids need none.
+    One that is damaged or whose package is missing counts as none, too, with a warning: token ids need none.
     """
     from transformers import AutoTokenizer
 
@@ -122,7 +122,7 @@ def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **opt
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, KeyError):
         return None
-    except ImportError as error:
+    except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself for a damaged file
         warnings.warn(f"{directory}: its tokenizer is left out: {first_line(error)}", stacklevel=2)
         return None
     return tokenizer if knows_words(tokenizer) else None

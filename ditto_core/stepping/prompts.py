@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from ditto_core.errors import UsageError
+from ditto_core.errors import UsageError, shown
 from ditto_core.model.forward import DECODED, later_inputs
 from ditto_core.stepping.choosing import Allowed
 
 Prompt = str | Sequence[int]
+IDS = 1 << 63
+"""How many token ids int64 holds: the bound where the vocabulary is not known."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,10 @@ def encode(
         raise UsageError("no prompt given, expected at least one")
     ids = [encode_one(row, tokenizer, i, len(rows)) for i, row in enumerate(rows)]
     for row in ids:
-        bad = [t for t in row if not 0 <= t < (vocab_size or t + 1)]
+        bad = [t for t in row if not 0 <= t < (vocab_size or IDS)]
         if bad:
-            raise UsageError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}")
+            size = f" of {vocab_size}" if vocab_size else ""
+            raise UsageError(f"token id {shown(bad[0])} is outside the vocabulary{size}")
     longest = max(map(len, ids))
 
     def padded(row: list[int], fill: int) -> list[int]:

@@ -15,13 +15,16 @@ from ditto_core import EngineSpec, Tolerance, assert_close
 from ditto_core.align.file import OnnxFile
 from ditto_core.cache import Cache
 from ditto_core.debug.tactics import read_folder
+from ditto_core.dumps.base import natural
 from ditto_core.engines.copied import DIGESTS_FILE
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
 from ditto_core.errors import BuildError, CacheError, ModelError, UsageError
 from ditto_core.graphs.files import read_model
 from ditto_core.graphs.graph import Graph
+from ditto_core.model.checkpoint import load_tokenizer
 from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.spec import ModelSource
+from ditto_core.stepping.prompts import encode
 
 WEIGHTS = "model.safetensors"
 
@@ -104,6 +107,43 @@ def test_a_copied_engine_whose_digests_were_removed_or_that_has_another_file(cop
     flip(copied / MANIFEST_FILE)
     (copied / DIGESTS_FILE).unlink()
     assert Engine.load(copied).spec.dtype == "float16"
+
+
+def fails():
+    raise ValueError("no weights\nanywhere")
+
+
+def ends():
+    raise SystemExit(3)
+
+
+def needs(size):
+    return size
+
+
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [(fails, "'fails' failed: no weights at .*test_bad_values.py"), (ends, "'ends' failed: 3 at"), (needs, "'size'")],
+)
+def test_a_factory_that_fails(factory, told):
+    one_line(ModelError, lambda: load_model(ModelSource.of(factory)), told)
+
+
+def test_a_damaged_tokenizer_counts_as_none_with_a_warning(checkpoint, tmp_path):
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "tokenizer.json").write_text("[" * 100_000)
+    with pytest.warns(UserWarning, match="its tokenizer is left out"):
+        assert load_tokenizer(tmp_path) is None
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 63, 10**40])
+def test_token_ids_that_int64_does_not_hold(token):
+    one_line(UsageError, lambda: encode([1, token]), "outside the vocabulary$")
+
+
+def test_numbers_of_other_scripts_and_of_any_length_in_names():
+    assert sorted(["b10", "b2", "²", "9" * 5000], key=natural) == ["9" * 5000, "b2", "b10", "²"]
 
 
 def test_what_contains_itself_or_is_too_deep():

@@ -25,7 +25,7 @@ class FileSession:
     """
 
     def __init__(self, spec: EngineSpec, path: Path, alignment: Alignment, taps: tuple[Tap, ...]) -> None:
-        level, threads = spec.option("level", "all"), int(spec.option("threads", 1))
+        level, threads = spec.option("level", "all"), spec.threads()
         self._session = inference_session(path, LEVELS[level], threads)
         self._map = alignment
         self.taps = taps

@@ -63,6 +63,7 @@ class OnnxRuntimeBackend:
                 raise UsageError(
                     f"onnxruntime has no option {name!r}{nearest(name, OPTIONS)} (known: {', '.join(OPTIONS)})"
                 )
+        spec.threads()
         level = spec.option("level", "all")
         if level not in LEVELS:
             raise UsageError(
@@ -148,7 +149,7 @@ def session_options(library: Any, spec: EngineSpec) -> Any:
     """Return what a spec means to an InferenceSession."""
     options = library.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = int(spec.option("threads", 1))
+    options.intra_op_num_threads = spec.threads()
     options.graph_optimization_level = getattr(library.GraphOptimizationLevel, optimization(spec))
     return options
 

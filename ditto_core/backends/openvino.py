@@ -81,7 +81,7 @@ def configuration(library: Any, spec: EngineSpec) -> dict[str, str]:
     for name in given:
         if name not in known:
             raise UsageError(f"openvino's CPU has no property {name!r}{nearest(name, known)}")
-    threads = str(int(spec.option("threads", 1)))
+    threads = str(spec.threads())
     own = {"INFERENCE_PRECISION_HINT": hint(core, spec.dtype), "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": threads}
     return own | given
 

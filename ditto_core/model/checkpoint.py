@@ -29,6 +29,8 @@ def locate(source: ModelSource) -> Path:
         if not any(list(path.glob(pattern)) for pattern in WEIGHT_FILES):
             raise ModelError(f"model directory {source.location!r} holds no weights ({', '.join(WEIGHT_FILES)})")
         return path
+    if path.exists():
+        raise ModelError(f"model {source.location!r} is a file, expected a directory, a GGUF file or a Hub id")
     if path.is_absolute() or source.location.startswith(("./", "../", "~")) or source.location.count("/") > 1:
         raise ModelError(f"model {source.location!r} is not there{near_path(path)}")
     return download(source)

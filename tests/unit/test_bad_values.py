@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 
 import onnx
@@ -13,6 +14,7 @@ import torch
 
 from ditto_core import EngineSpec, Tolerance, assert_close
 from ditto_core.align.file import OnnxFile
+from ditto_core.backends.base import get_backend
 from ditto_core.cache import Cache
 from ditto_core.debug.tactics import read_folder
 from ditto_core.dumps.base import natural
@@ -165,6 +167,13 @@ def test_tensors_of_a_function_transform():
 )
 def test_fields_of_a_spec(fields):
     one_line(UsageError, lambda: EngineSpec.of("model", **fields), next(iter(fields)))
+
+
+@pytest.mark.parametrize("threads", ["2", "²", -1, 10**12, 1.5, None])
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "onnx-file"])
+def test_numbers_of_threads(backend, threads):
+    spec = EngineSpec.of("model", backend=backend, options={"threads": threads})
+    one_line(UsageError, lambda: get_backend(backend).check(spec), f"threads is {re.escape(repr(threads))}, expected 0")
 
 
 @pytest.mark.parametrize("table", [{5: 1}, [1], {"finite": "yes"}, {"a": True}, {"a": {"bound": 1, "prepare": 5}}])

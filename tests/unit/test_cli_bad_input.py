@@ -71,6 +71,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (("compare", "dump.safetensors", "dump.safetensors", "--atol", "nan"), "atol is nan, expected a number of 0"),
         (("build", "no/such/model", "--profile", "batch=1,1,²"), "--profile got 'batch=1,1,²', expected DIM=MIN,OPT"),
         (("build", "no/such/model", "--option", "threads=²"), "model 'no/such/model' is not there"),
+        (("build", "dump.safetensors"), "'dump.safetensors' is a file, expected a directory, a GGUF file or a Hub id"),
         (("build", "https://host/model"), "model 'https://host/model' is not there"),
         (("build", "ends.py:model"), "ends.py cannot be imported: it ends the program"),
         (("report", "bytes.json"), "bytes.json is not a comparison ("),

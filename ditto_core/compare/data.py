@@ -24,7 +24,7 @@ from ditto_core.compare.risk import Risk, risk_of
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import Verdict
-from ditto_core.errors import SelectorError, TraceError, shown
+from ditto_core.errors import SelectorError, TraceError, check_type, shown
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap, matches, no_match
 from ditto_core.system.files import parse_json, path_of, read_text, reading, replace_text
@@ -155,6 +155,8 @@ class ComparisonData:
         The logits' own metrics stay where ``selector`` matches the tensor that the logits are.
         Raises :class:`SelectorError` when ``selector`` matches no site of the comparison.
         """
+
+        check_type(selector, (str, type(None)), "a selector", "a name or a pattern")
 
         def chosen(site: str) -> bool:
             aliases = self.tap_of[site].aliases if site in self.tap_of else ()

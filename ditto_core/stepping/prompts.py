@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
@@ -66,10 +67,10 @@ def encode(
     """Turn one prompt or several (text, or token ids) into a batch, padded on the ``left`` or the right. Ids may be
     tensors or arrays.
 
-    Raises :class:`UsageError` for an empty prompt, text without a tokenizer, or an id outside the vocabulary.
+    Raises :class:`UsageError` for what is no prompt, an empty one, text without a tokenizer, or an id outside the
+    vocabulary.
     """
-    given = prompts if isinstance(prompts, str) else [as_numbers(row) for row in prompts]
-    rows: list[Any] = [given] if is_single(given) else list(given)
+    rows = plain_rows(prompts)
     if not rows:
         raise UsageError("no prompt given, expected at least one")
     ids = [encode_one(row, tokenizer, i, len(rows)) for i, row in enumerate(rows)]
@@ -89,6 +90,16 @@ def encode(
     return TokenBatch(tokens, mask, tuple(row if isinstance(row, str) else "" for row in rows))
 
 
+def plain_rows(prompts: Any) -> list[str | list[int]]:
+    """Return the prompts as texts and lists of ids. Raises :class:`UsageError` for what is neither."""
+    try:
+        given = [as_numbers(row) for row in ([prompts] if isinstance(prompts, str) else prompts)]
+        rows = [given] if is_single(given) else given
+        return [row if isinstance(row, str) else [index(token) for token in row] for row in rows]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"prompts are {shown(prompts)}, expected a text, token ids, or several of either") from error
+
+
 def is_single(prompts: Any) -> bool:
     """Tell whether ``prompts`` is one prompt: a text, or a sequence of ids."""
     return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(p, int) for p in prompts))
@@ -99,12 +110,12 @@ def as_numbers(row: Any) -> Any:
     return row.tolist() if hasattr(row, "tolist") else row
 
 
-def encode_one(prompt: Prompt, tokenizer: Any, index: int, count: int) -> list[int]:
+def encode_one(prompt: str | list[int], tokenizer: Any, place: int, count: int) -> list[int]:
     """Return one prompt's token ids."""
-    where = f"prompt {index}" if count > 1 else "the prompt"
+    where = f"prompt {place}" if count > 1 else "the prompt"
     if isinstance(prompt, str) and prompt and tokenizer is None:
         raise UsageError(f"{where} is text but the model has no tokenizer that loads here: give token ids")
-    ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) and prompt else [int(t) for t in prompt]
+    ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) and prompt else list(map(int, prompt))
     if not ids:
         raise UsageError(f"{where} is empty, expected at least one token")
     return ids

@@ -39,7 +39,6 @@ READERS = {
 """What opens a file that a user names, by the name of the file."""
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", READERS)
 def test_a_pipe_in_the_place_of_a_file_is_one_line(name, tmp_path):
     os.mkfifo(tmp_path / name)
@@ -48,7 +47,6 @@ def test_a_pipe_in_the_place_of_a_file_is_one_line(name, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.timeout(120)
 def test_a_pipe_in_the_cache_is_damage(tmp_path):
     cache = Cache(tmp_path / "cache")
     made = cache.get_or_build("engine", "key", lambda folder: (folder / "file").write_text("x"), describe={})

@@ -1,4 +1,4 @@
-"""The map from a model's sites to a file's values: made by value, written for review, read again without being made."""
+"""The map from a model's sites to a file's values: found by value, saved for review, loaded without aligning again."""
 
 from __future__ import annotations
 

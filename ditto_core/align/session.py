@@ -1,4 +1,4 @@
-"""A file of any origin as a session: fed as it wants to be, its cache carried on, its values handed out as sites."""
+"""A file of any origin as a session: fed by its own inputs, its cache carried along, its values delivered as sites."""
 
 from __future__ import annotations
 

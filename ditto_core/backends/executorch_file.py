@@ -1,4 +1,4 @@
-"""A ``.pte`` file that is there already, as an engine: it is run as it is, and shows its outputs."""
+"""An existing ``.pte`` file as an engine: it runs unchanged and shows its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What backends that run a file of the user's have in common: the options of its spec are looked at first."""
+"""What backends that run a user's file share: they check the options of its spec first."""
 
 from __future__ import annotations
 

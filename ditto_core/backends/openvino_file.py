@@ -1,4 +1,4 @@
-"""OpenVINO's IR that is there already, as an engine: it is compiled as it is, and shows its outputs."""
+"""An existing OpenVINO IR as an engine: it is compiled unchanged and shows its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs tasks that know nothing of each other: this process, local processes, or a cluster. A task runs alone, so
+"""Run independent tasks in this process, in local processes, or on a cluster. A task runs alone, so
 its result is the same, bit for bit, wherever it ran."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A gate's result: records of every sample, receipts, and verdicts that anyone can work out again from them."""
+"""A gate's result: records of every sample, receipts, and verdicts that anyone can recompute from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all: readers never see a part, and a crash leaves the old content."""
+"""Atomic file writes: readers never see a part, and a crash leaves the old content."""
 
 from __future__ import annotations
 

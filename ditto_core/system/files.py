@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and errors about files in one line."""
+"""Reading files from outside, atomic text writes, and errors about files in one line."""
 
 from __future__ import annotations
 

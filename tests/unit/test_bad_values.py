@@ -15,6 +15,7 @@ import torch
 from ditto_core import EngineSpec, Tolerance, assert_close
 from ditto_core.align.file import OnnxFile
 from ditto_core.backends.base import get_backend
+from ditto_core.backends.outputs_file import SESSION_FILE, read_outputs, write_outputs
 from ditto_core.cache import Cache
 from ditto_core.debug.tactics import read_folder
 from ditto_core.dumps.base import natural
@@ -25,6 +26,7 @@ from ditto_core.graphs.files import read_model
 from ditto_core.graphs.graph import Graph
 from ditto_core.model.checkpoint import load_tokenizer
 from ditto_core.model.loading import load_model, tiny_decoder
+from ditto_core.sites import Tap
 from ditto_core.spec import ModelSource
 from ditto_core.stepping.prompts import encode
 
@@ -109,6 +111,25 @@ def test_a_copied_engine_whose_digests_were_removed_or_that_has_another_file(cop
     flip(copied / MANIFEST_FILE)
     (copied / DIGESTS_FILE).unlink()
     assert Engine.load(copied).spec.dtype == "float16"
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"outputs": 5}', "[" * 100_000, None])
+def test_the_outputs_beside_an_engine_that_are_damaged(tmp_path, text):
+    if text is not None:
+        (tmp_path / SESSION_FILE).write_text(text)
+    one_line(BuildError, lambda: read_outputs(tmp_path, ["y"], ()), f"{SESSION_FILE} is damaged")
+
+
+def test_an_engine_that_lacks_an_output_or_a_tap(tmp_path):
+    write_outputs(tmp_path, ["y"])
+    assert read_outputs(tmp_path, {"y": 0, "v": 1}, (Tap("mlp", value="v"),)) == ["y"]
+    one_line(BuildError, lambda: read_outputs(tmp_path, ["v"], ()), "no output 'y'")
+    one_line(BuildError, lambda: read_outputs(tmp_path, ["y"], (Tap("mlp", value="v"),)), "no output 'v'")
+
+
+def test_a_backend_that_fails_to_open_an_engine_names_both(tmp_path):
+    engine = Engine(tmp_path, EngineSpec.of("model", backend="openai"), (), decoder=False)
+    one_line(BuildError, engine.open, f"the openai engine in {tmp_path} cannot be opened .FileNotFoundError")
 
 
 def fails():

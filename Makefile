@@ -6,6 +6,7 @@
 # make reliability  kills, full disks, crashes, interrupts and fuzzing (docs/reliability.md); goes on from
 #                reliability.jsonl
 # make coverage  every branch of measuring, judging, gates and relations has a test, or it fails; what CI runs
+# make coverage-all  what every room reaches in the whole suite, and the lines that it does not
 # make foreign  the tests on files of other tools, which it installs (onnxruntime-genai, onnxsim)
 # make engines  every engine of the CPU on the same models, and the tests of ExecuTorch and torchvision's ResNet-50, which
 #                it installs into .engines and .vision
@@ -32,7 +33,7 @@ SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test quick engines mutation reliability coverage foreign vllm lint api clean
+.PHONY: demo test quick engines mutation reliability coverage coverage-all foreign vllm lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
@@ -73,6 +74,18 @@ coverage: $(VENV)/stamp
 		tests/engines/test_gate_calibration.py
 	$(BIN)/python -m coverage report --show-missing --skip-covered --include='$(JUDGED)' --omit='$(CUDA_ONLY)' \
 		--fail-under=100
+
+# What each room reaches in the whole suite, without the children that tests start; what is missing is printed by room.
+ROOMS := $(notdir $(patsubst %/__init__.py,%,$(wildcard ditto_core/*/__init__.py)))
+coverage-all: $(VENV)/stamp
+	$(BIN)/python -m coverage run --branch --source=ditto_core,pytest_ditto -m pytest -q -p no:xdist \
+		--ignore=tests/integration $(addprefix --ignore=,$(COMPILED)) || true
+	$(BIN)/python -m coverage run --append --branch --source=ditto_core,pytest_ditto -m pytest -q -p no:xdist \
+		tests/integration || true
+	@for room in $(ROOMS); do echo "== $$room"; $(BIN)/python -m coverage report --show-missing --skip-covered \
+		--include="ditto_core/$$room/*" --omit='$(CUDA_ONLY)'; done
+	@echo "== the top and the plugin"; $(BIN)/python -m coverage report --show-missing --skip-covered \
+		--omit='ditto_core/*/*'
 
 reliability: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python benchmarks/reliability.py --results reliability.jsonl --count 60 --fuzz 240

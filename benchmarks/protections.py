@@ -207,6 +207,20 @@ PROTECTIONS = (
         "test_whole.py::test_a_write_that_fails_keeps_the_old_content_and_leaves_nothing",
     ),
     Protection(
+        "a pipe in the place of a file is refused",
+        "system/files.py",
+        "    if not stat.S_ISREG(mode):\n",
+        "    if False:\n",
+        "test_pipes.py::test_a_pipe_in_the_place_of_a_file_is_one_line",
+    ),
+    Protection(
+        "a pipe or a device is not replaced by a file",
+        "system/atomic.py",
+        "    if target.exists() and not target.is_file():\n",
+        "    if False:\n",
+        "test_whole.py::test_a_pipe_is_written_to_and_stays_one",
+    ),
+    Protection(
         "a copied engine that was damaged is refused",
         "engines/copied.py",
         "    if problem:\n",

@@ -15,7 +15,7 @@ from ditto_core.engines.workspace import torch_threads
 from ditto_core.errors import BackendError, UsageError
 from ditto_core.stepping.lockstep import Sides, lockstep
 from ditto_core.system.atomic import write_atomic
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -261,7 +261,7 @@ def as_rows(rows: Sequence[Sequence[int]]) -> Rows:
 def read(path: Path, keys: Sequence[str]) -> dict[str, Any] | None:
     """Read a JSON file of a corpus with these keys; None when there is none. Raises :class:`UsageError` otherwise."""
     try:
-        data: dict[str, Any] = parse_json(path.read_text())
+        data: dict[str, Any] = parse_json(read_text(path))
     except FileNotFoundError:
         return None
     except ValueError as error:

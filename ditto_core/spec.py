@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from ditto_core.errors import UsageError, check_type, nearest
+from ditto_core.errors import UsageError, check_type, nearest, shown
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
 BACKEND_ALIASES = {"ort": "onnxruntime", "trt": "tensorrt"}
 ATTENTION = ("eager", "sdpa")
 ALL_SITES = ("**",)
+MOST_THREADS = 1024
 DERIVED = ("operators", "later")
 """Fields of a spec that nobody gives: they follow from the others, or make another engine of the same spec."""
 ENGINE_FILE_BACKEND = "onnx-file"
@@ -236,6 +237,13 @@ class EngineSpec:
     def option(self, name: str, default: Any = None) -> Any:
         """Return one of the backend's own settings."""
         return dict(self.options).get(name, default)
+
+    def threads(self) -> int:
+        """Return the setting ``threads``, 1 by default; 0 is the backend's own number. Raises :class:`UsageError`."""
+        given = self.option("threads", 1)
+        if not isinstance(given, int) or not 0 <= given <= MOST_THREADS:
+            raise UsageError(f"{self.backend}'s option threads is {shown(given)}, expected 0 to {MOST_THREADS}")
+        return given
 
     def table(self, name: str) -> dict[str, str]:
         """Return a setting that is a table of strings; on a command line it is JSON.

@@ -1,4 +1,4 @@
-"""Names from dumps, models and prompts as they may be shown: without a character that a terminal or CI log obeys."""
+"""Show names from dumps, models and prompts without characters that a terminal or CI log obeys."""
 
 from __future__ import annotations
 

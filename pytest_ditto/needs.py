@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 
 
 def written(session: pytest.Session) -> bool | None:
-    """Write the needs of the collected tests to the file of ``--ditto-needs``; None without that option."""
+    """Write the needs of the collected tests to the file of ``--ditto-needs``; None without that option.
+
+    Ends the run, as pytest does by default, where a file could not be collected: its needs are not known.
+    """
     file = session.config.stash[OPTIONS].needs
     if file is None:
         return None
+    if session.testsfailed:
+        raise session.Interrupted(f"{session.testsfailed} errors during collection")
     from ditto_core.pair.needs import needs_of
     from ditto_core.system.files import replace_text
 

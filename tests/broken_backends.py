@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from ditto_core.backends.onnxruntime import SESSION_FILE, OnnxRuntimeBackend, OnnxRuntimeSession
+from ditto_core.backends.onnxruntime import OnnxRuntimeBackend, OnnxRuntimeSession
+from ditto_core.backends.outputs_file import SESSION_FILE
 from ditto_core.errors import BuildError, RunError
 
 

@@ -1,4 +1,4 @@
-"""A model and a file on the probes -> what belongs together, and the map of it."""
+"""Run a model and a file on the probes and map the tensors that belong together."""
 
 from __future__ import annotations
 

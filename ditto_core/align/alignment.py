@@ -1,4 +1,4 @@
-"""The map from a model's sites to a file's values: made by value, written for review, read again without being made."""
+"""The map from a model's sites to a file's values: found by value, saved for review, loaded without aligning again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ditto_core.align.binding import Binding
 from ditto_core.align.layout import Layout
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, read_text
 
 FORMAT = 1
 
@@ -138,7 +138,7 @@ class Alignment:
     def load(cls, path: Path) -> Alignment:
         """Inverse of :meth:`save`. Raises :class:`UsageError` when there is no such map."""
         try:
-            data = parse_json(path.read_text(encoding="utf-8"))
+            data = parse_json(read_text(path))
         except (OSError, ValueError) as error:
             raise UsageError(f"map {str(path)!r} cannot be read: {error}") from error
         return cls.from_json(data)

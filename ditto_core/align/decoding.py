@@ -1,4 +1,4 @@
-"""The edges from step to step: a cache that goes into another layer is right in the first step, wrong in the next."""
+"""The edges between steps: a cache that goes into the wrong layer is right in the first step and wrong in the next."""
 
 from __future__ import annotations
 

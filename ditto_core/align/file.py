@@ -15,7 +15,7 @@ from ditto_core.backends.onnxruntime import load_library
 from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import place_weights, read_graph, weights_files
 from ditto_core.graphs.graph import shape_of
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, read_text
 from ditto_core.system.fingerprint import hash_file
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def decoder_settings(folder: Path) -> Mapping[str, Any]:
     """
     path = folder / CONFIG
     try:
-        found: Mapping[str, Any] = parse_json(path.read_text()).get("model", {}).get("decoder", {})
+        found: Mapping[str, Any] = parse_json(read_text(path)).get("model", {}).get("decoder", {})
         return dict(found)
     except FileNotFoundError:
         return {}

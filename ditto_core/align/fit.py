@@ -1,4 +1,4 @@
-"""Whether a file's weight is a rounding of the model's: on a line through it, but for what rounding leaves.
+"""Whether a file's weight is a rounding of the model's: a line through its values, with only a rounding error left.
 
 Within each row, and each block of it, the file's numbers are fitted by ``gain * weight + offset``. Rounding to the
 nearest step leaves a gain of 1 and no offset, within the standard error of the fit. Wrong scales are another gain,

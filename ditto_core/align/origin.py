@@ -1,4 +1,4 @@
-"""Where the right side of a comparison comes from: what its parts hold that a file may have got wrong."""
+"""The right side of a comparison: what its parts hold that a file may have wrong."""
 
 from __future__ import annotations
 

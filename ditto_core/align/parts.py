@@ -1,4 +1,4 @@
-"""A graph run part by part: a part's weights are in memory while it runs, later what other parts read of it."""
+"""Run a graph part by part: a part's weights are in memory only while it runs, then only what other parts read."""
 
 from __future__ import annotations
 

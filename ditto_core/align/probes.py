@@ -1,4 +1,4 @@
-"""What both sides are run on to be aligned: inputs of several sizes, so that every dimension tells what it is.
+"""The inputs on which both sides run to be aligned, in several sizes, so that each dimension can be identified.
 
 Batches and lengths are prime and differ between the probes: no other dimension changes as they do. Lengths exceed the
 model's attention window where it is small enough to be tried. Nothing is padded: a file that cannot pad is aligned all

@@ -1,4 +1,4 @@
-"""Repair and go on: the right value takes the place of the wrong one, the rest runs again, the next fault shows.
+"""Repair and continue: the right value replaces the wrong one, the rest runs again, and the next fault shows.
 
 A repair is taken when it heals what follows, and when the next fault is elsewhere: of an operator with two wrong
 outputs, one right output heals some of it and leaves the rest wrong at the very same place.

@@ -16,14 +16,12 @@ from ditto_core.align.probes import Probe
 from ditto_core.align.store import Lazy, Store
 from ditto_core.align.values import Array, Value
 from ditto_core.errors import BuildError, RunError
+from ditto_core.graphs.outputs import COMPUTED, replace_outputs
 
 if TYPE_CHECKING:
     import onnx
 
     from ditto_core.model.loading import LoadedModel
-
-COMPUTED = "::computed"
-"""Suffix of what a node computes where another value has taken its place."""
 
 Forced = Mapping[str, Sequence[Array]]
 """Values that are given instead of computed: one array a probe, by name."""
@@ -42,7 +40,7 @@ def run_exposed(file: Runnable, feeds: Feeds, batches: tuple[int, ...], forced: 
     model = file.copy()
     if inside:
         ask_fused(model)
-    replace_outputs(model, forced)
+    replace_outputs(model, {name: arrays[0] for name, arrays in forced.items()})
     store = Store()
     made: dict[str, Computed] = {}
     whole = [{**feed, **{name: arrays[i] for name, arrays in forced.items()}} for i, feed in enumerate(feeds)]
@@ -76,19 +74,6 @@ class Computed:
 
     dtype: str
     arrays: Sequence[Array]
-
-
-def replace_outputs(model: onnx.ModelProto, forced: Forced) -> None:
-    """Turn the ``forced`` values into inputs of the graph; what their nodes compute goes by another name."""
-    import onnx
-
-    for node in model.graph.node:
-        for place, name in enumerate(node.output):
-            if name in forced:
-                node.output[place] = name + COMPUTED
-                kind = onnx.helper.np_dtype_to_tensor_dtype(forced[name][0].dtype)
-                shape = [None] * forced[name][0].ndim
-                model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, shape))
 
 
 def values_of(

@@ -1,4 +1,4 @@
-"""A file of any origin as a session: fed as it wants to be, its cache carried on, its values handed out as sites."""
+"""A file of any origin as a session: fed by its own inputs, its cache carried along, its values delivered as sites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FileSession:
     """
 
     def __init__(self, spec: EngineSpec, path: Path, alignment: Alignment, taps: tuple[Tap, ...]) -> None:
-        level, threads = spec.option("level", "all"), int(spec.option("threads", 1))
+        level, threads = spec.option("level", "all"), spec.threads()
         self._session = inference_session(path, LEVELS[level], threads)
         self._map = alignment
         self.taps = taps

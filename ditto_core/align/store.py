@@ -1,4 +1,4 @@
-"""Where the values of both sides wait to be compared: large ones in a file, so that a model's depth costs disk.
+"""Where the values of both sides wait to be compared: large ones on disk, so that a deep model needs no more memory.
 
 The file has no name and is gone with its last value. ``TMPDIR`` says where it lies.
 """

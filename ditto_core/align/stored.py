@@ -1,4 +1,4 @@
-"""The quantized weights of a file as floating matrices, whatever operators hold them."""
+"""The quantized weights of a file as floating-point matrices, whatever operators hold them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file a backend; ``base`` holds the protocol."""
+"""One file for each backend; ``base`` holds the protocol."""

@@ -1,4 +1,4 @@
-"""How much the sums of a linear layer cancel: what a small error of its inputs becomes at its output."""
+"""How much the sums of a linear layer cancel: how far a small error of its inputs grows at its output."""
 
 from __future__ import annotations
 

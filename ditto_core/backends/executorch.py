@@ -47,6 +47,7 @@ class ExecuTorchBackend:
             if name not in OPTIONS:
                 known = ", ".join(OPTIONS)
                 raise UsageError(f"executorch has no option {name!r}{nearest(name, OPTIONS)} (known: {known})")
+        spec.threads()
         if kernels not in KERNELS:
             raise UsageError(f"executorch has no kernels {kernels!r}, expected {' or '.join(KERNELS)}")
 
@@ -74,7 +75,7 @@ class ExecuTorchBackend:
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> ProgramSession:
         """Load the engine. Raises :class:`BuildError` when ExecuTorch refuses the file."""
         runtime = load_runtime()
-        threads = int(spec.option("threads", 1))
+        threads = spec.threads()
         if runtime._threadpool_get_thread_count() != threads:
             runtime._unsafe_reset_threadpool(threads)
         signature = Signature.load(directory)

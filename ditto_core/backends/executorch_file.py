@@ -1,4 +1,4 @@
-"""A ``.pte`` file that is there already, as an engine: it is run as it is, and shows its outputs."""
+"""An existing ``.pte`` file as an engine: it runs unchanged and shows its outputs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PteBackend:
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> ProgramSession:
         """Load the file. Raises :class:`BuildError` when ExecuTorch refuses it."""
         signature = Signature.load(directory)
-        program = loaded(directory, int(spec.option("threads", 1)))
+        program = loaded(directory, spec.threads())
         name = Path(spec.option("file")).name
         info = SessionInfo(
             f"{name} {spec.dtype}", "executorch", spec.dtype, "cpu", spec.model.label, {**self.versions(), "file": name}

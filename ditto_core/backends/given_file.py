@@ -1,4 +1,4 @@
-"""What backends that run a file of the user's have in common: the options of its spec are looked at first."""
+"""What backends that run a user's file share: they check the options of its spec first."""
 
 from __future__ import annotations
 
@@ -16,5 +16,6 @@ def check_options(spec: EngineSpec, known: Sequence[str], what: str, example: st
     for name, _ in spec.options:
         if name not in known:
             raise UsageError(f"{what} has no option {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    spec.threads()
     if not spec.option("file"):
         raise UsageError(f"backend {spec.backend!r} runs a file that is there already: give engine={example!r}")

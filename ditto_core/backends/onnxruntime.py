@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 
 from ditto_core.backends.base import Arrays, BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
 from ditto_core.backends.onnxruntime_provider import check_provider, open_session
+from ditto_core.backends.outputs_file import read_outputs, write_outputs
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import onnx
 
 ENGINE_FILE = "engine.onnx"
-SESSION_FILE = "session.json"
 LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
 OPTIONS = ("level", "threads", "provider", "provider_options", "plugin", "session", "quantize")
 QUANTIZE = ("int8",)
@@ -64,6 +63,7 @@ class OnnxRuntimeBackend:
                 raise UsageError(
                     f"onnxruntime has no option {name!r}{nearest(name, OPTIONS)} (known: {', '.join(OPTIONS)})"
                 )
+        spec.threads()
         level = spec.option("level", "all")
         if level not in LEVELS:
             raise UsageError(
@@ -88,7 +88,7 @@ class OnnxRuntimeBackend:
         if copy:
             refuse_linked(model, request.spec.dtype)
             quantize_weights(request.directory)
-        (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
+        write_outputs(request.directory, request.outputs)
         return BuildReport(request.taps, facts={"nodes": len(model.graph.node)})
 
     def inspect(self, directory: Path) -> Inspection:
@@ -149,7 +149,7 @@ def session_options(library: Any, spec: EngineSpec) -> Any:
     """Return what a spec means to an InferenceSession."""
     options = library.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = int(spec.option("threads", 1))
+    options.intra_op_num_threads = spec.threads()
     options.graph_optimization_level = getattr(library.GraphOptimizationLevel, optimization(spec))
     return options
 
@@ -166,7 +166,7 @@ class OnnxRuntimeSession:
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._past_names = [name for name in self._inputs if name.startswith("past_key_values.")]
         self._past: dict[str, Any] = {}
-        self._finals: list[str] = json.loads((directory / SESSION_FILE).read_text())["outputs"]
+        self._finals = read_outputs(directory, self._outputs, taps)
         facts = {"onnxruntime": self._ort.__version__, **where, "level": spec.option("level", "all")}
         dtype = spec.option("quantize") or spec.dtype
         self.info = SessionInfo(f"onnxruntime {dtype}", "onnxruntime", dtype, "cpu", spec.model.label, facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ import torch
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.onnx_file import write_tapped
 from ditto_core.backends.openvino_precision import coarse, hint
+from ditto_core.backends.outputs_file import read_outputs, write_outputs
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 
 ENGINE_FILE = "engine.onnx"
-SESSION_FILE = "session.json"
 OPTIONS = ("threads", "config")
 BITS = {"bf16": torch.bfloat16}
 """Types that numpy lacks: OpenVINO gives their bits."""
@@ -50,7 +49,7 @@ class OpenVinoBackend:
     def build(self, request: BuildRequest) -> BuildReport:
         """Write the graph with the taps as outputs; the weights are linked, not copied."""
         write_tapped(request, request.directory / ENGINE_FILE)
-        (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
+        write_outputs(request.directory, request.outputs)
         return BuildReport(request.taps)
 
     def graph_file(self, directory: Path) -> Path:
@@ -82,7 +81,7 @@ def configuration(library: Any, spec: EngineSpec) -> dict[str, str]:
     for name in given:
         if name not in known:
             raise UsageError(f"openvino's CPU has no property {name!r}{nearest(name, known)}")
-    threads = str(int(spec.option("threads", 1)))
+    threads = str(spec.threads())
     own = {"INFERENCE_PRECISION_HINT": hint(core, spec.dtype), "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": threads}
     return own | given
 
@@ -104,7 +103,7 @@ class OpenVinoSession:
         self._request = compiled.create_infer_request()
         self._inputs = {name: port for port in compiled.inputs for name in port.get_names()}
         self._outputs = {name: index for index, port in enumerate(compiled.outputs) for name in port.get_names()}
-        self._finals: list[str] = json.loads((directory / SESSION_FILE).read_text())["outputs"]
+        self._finals = read_outputs(directory, self._outputs, taps)
         self._past: dict[str, torch.Tensor] = {}
         precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
         facts = {"openvino": library.__version__, "precision": precision}

@@ -1,14 +1,14 @@
-"""OpenVINO's IR that is there already, as an engine: it is compiled as it is, and shows its outputs."""
+"""An existing OpenVINO IR as an engine: it is compiled unchanged and shows its outputs."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.given_file import check_options
-from ditto_core.backends.openvino import SESSION_FILE, OpenVinoSession, configuration, dtype_of, load_library
+from ditto_core.backends.openvino import OpenVinoSession, configuration, dtype_of, load_library
+from ditto_core.backends.outputs_file import write_outputs
 from ditto_core.errors import BuildError, UsageError, first_line, nearest
 from ditto_core.graphs.files import read_graph
 from ditto_core.sites import Tap
@@ -53,7 +53,7 @@ class IrBackend:
         for path in files(spec):
             shutil.copyfile(path, request.directory / f"engine{path.suffix}")
         check_ports(request, files(spec)[0].name)
-        (request.directory / SESSION_FILE).write_text(json.dumps({"outputs": request.outputs}))
+        write_outputs(request.directory, request.outputs)
         taps = tuple(tap for tap in request.taps if tap.value in request.outputs)
         refused = {tap.site: "an IR shows its outputs only" for tap in request.taps if tap not in taps}
         return BuildReport(taps, refused, {"file": spec.option("file"), **self.content(spec)}, partial=True)

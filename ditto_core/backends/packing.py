@@ -1,4 +1,4 @@
-"""Layouts of batches -> rows that are padded on the left, as the rest of this library has them."""
+"""Convert batches of any layout to rows that are padded on the left, as the rest of this library expects."""
 
 from __future__ import annotations
 

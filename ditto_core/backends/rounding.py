@@ -1,4 +1,4 @@
-"""The same computation with its products rounded in another way: one more sample of the noise floor.
+"""The same computation with its products rounded differently: one more sample of the noise floor.
 
 The rounding error of a number is one sample. Where a tensor's norm rests on a single number, so does its noise floor.
 """

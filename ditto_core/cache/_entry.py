@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, regular
 from ditto_core.system.fingerprint import digests, fingerprint, hash_file
 from ditto_core.version import __version__
 
@@ -128,7 +128,7 @@ def _facts(path: Path, digest: Digest = hash_file) -> dict[str, dict[str, Any]]:
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """Return the manifest of the entry in ``path``, or None when it is missing, damaged or another entry's."""
     try:
-        body = parse_manifest((path / MANIFEST).read_bytes())
+        body = parse_manifest(regular(path / MANIFEST).read_bytes())
     except OSError:
         return None
     return body if body and (path.parent.name, path.name) == (body.get("kind"), body.get("key")) else None

@@ -1,4 +1,4 @@
-"""The KV cache: what the engine reads back is not what it wrote, or it lies on a grid."""
+"""The KV cache: the engine reads back something else than it wrote, or values on a grid."""
 
 from __future__ import annotations
 

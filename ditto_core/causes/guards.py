@@ -1,4 +1,4 @@
-"""What no change of the model's code is and thousands of them would fit: NaN, zeros, single wrong rows."""
+"""Faults that no change of the model's code describes, or thousands would fit: NaN, zeros, single wrong rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `ditto` command: one file a subcommand, each thin."""
+"""The `ditto` command: one thin file for each subcommand."""
 
 from __future__ import annotations
 

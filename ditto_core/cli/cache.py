@@ -96,8 +96,9 @@ def _needs_of(tests: list[str]) -> tuple[dict[str, Any], list[Need]]:
         command = [sys.executable, "-m", "pytest", "-q", *tests, f"--ditto-needs={file}", *alone]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not file.exists():
-            said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            raise UsageError(f"pytest could not collect the tests: {visible(''.join(said))}")
+            lines = (done.stderr.strip() or done.stdout.strip() or "it says nothing").splitlines()
+            said = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+            raise UsageError(f"pytest could not collect the tests: {visible(said)}")
         facts: dict[str, Any] = parse_json(file.read_text())
     return facts, [Need.from_json(each) for each in facts["needs"]]
 

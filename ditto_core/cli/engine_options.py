@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -16,6 +17,8 @@ BuildOption = Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the b
 Attention = Annotated[str, typer.Option(help="eager or sdpa.")]
 InputText = Annotated[list[str] | None, typer.Option(help="Prompt; repeatable for a batch.")]
 InputIds = Annotated[list[str] | None, typer.Option(help="Prompt as token ids: 1,2,3; repeatable.")]
+WHOLE = re.compile("[0-9]{1,18}")
+"""A whole number that 64 bits hold. ``isdigit`` also takes superscripts, which ``int`` refuses."""
 CacheDir = Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")]
 
 
@@ -33,14 +36,14 @@ def key_value(text: str, option: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not (key and equals and value):
         raise UsageError(f"{option} got {text!r}, expected KEY=VALUE")
-    return key, int(value) if value.isdigit() else value
+    return key, int(value) if WHOLE.fullmatch(value) else value
 
 
 def dimension(text: str) -> tuple[str, tuple[int, int, int]]:
     """Read ``DIM=MIN,OPT,MAX``."""
     name, _, numbers = text.partition("=")
     parts = numbers.split(",")
-    if len(parts) != 3 or not all(p.strip().isdigit() for p in parts):
+    if len(parts) != 3 or not all(WHOLE.fullmatch(p.strip()) for p in parts):
         raise UsageError(f"--profile got {text!r}, expected DIM=MIN,OPT,MAX such as batch=1,1,4")
     low, typical, high = map(int, parts)
     return name, (low, typical, high)

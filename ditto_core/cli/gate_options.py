@@ -1,4 +1,4 @@
-"""Options that `ditto gate run` and `ditto calibrate` share, and the settings that they come to."""
+"""Options that `ditto gate run` and `ditto calibrate` share, and the settings that they make."""
 
 from __future__ import annotations
 

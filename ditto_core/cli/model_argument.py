@@ -16,8 +16,8 @@ def read_model(text: str) -> ModelSource:
 
     Raises :class:`ModelError` when the module cannot be imported or has no such callable.
     """
-    where, colon, name = text.rpartition(":")
-    if not colon or Path(text).exists():
+    where, _, name = text.rpartition(":")
+    if not name.isidentifier() or Path(text).exists():
         return ModelSource.of(text)
     module = imported(where)
     factory = getattr(module, name, None)
@@ -34,5 +34,6 @@ def imported(where: str) -> ModuleType:
     sys.path.insert(0, str(folder.resolve()))
     try:
         return importlib.import_module(path.stem if path.suffix == ".py" else where)
-    except Exception as error:
-        raise ModelError(f"{where} cannot be imported: {first_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        what = "it ends the program" if isinstance(error, SystemExit) else first_line(error)
+        raise ModelError(f"{where} cannot be imported: {what}") from error

@@ -46,8 +46,9 @@ def tensors_of(path: Path | None) -> Mapping[str, torch.Tensor] | None:
     from safetensors.torch import load_file
 
     from ditto_core.errors import UsageError
+    from ditto_core.system.files import regular
 
     try:
-        return None if path is None else load_file(path)
+        return None if path is None else load_file(regular(path))
     except (OSError, SafetensorError) as error:
         raise UsageError(f"--inputs got {str(path)!r}, expected a safetensors file: {error}") from error

@@ -1,4 +1,4 @@
-"""Arithmetic on blocks of float64 numbers that keeps its digits and its threads in hand."""
+"""Arithmetic on blocks of float64 numbers with controlled precision and threads."""
 
 from __future__ import annotations
 

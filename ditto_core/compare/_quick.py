@@ -1,4 +1,4 @@
-"""The kernel at memory speed: what 16- and 32-bit floats have in common almost everywhere, in float32.
+"""The kernel at memory speed: the common case of 16- and 32-bit floats, in float32.
 
 A tile is ``threads * width * fold`` elements, ``width * fold`` of them a thread. Sums run in float32 inside a tile and
 in float64 over tiles. A tile that holds anything else (NaN, Inf, an element that is not valid, numbers whose squares

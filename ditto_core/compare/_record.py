@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from ditto_core.errors import shown
+
 Index = tuple[int, ...]
 Number = float | int | bool
+NONFINITE = ("nan", "inf", "-inf")
+"""Numbers that strict JSON lacks, as :func:`encode` writes them."""
 
 
 class Columns(Protocol):
@@ -147,7 +151,11 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Inverse of :func:`encode`."""
+    """Inverse of :func:`encode`. Raises ``TypeError`` for what is no number, list or None; lists may hold names."""
     if isinstance(value, list):
-        return tuple(decode(item) for item in value)
-    return float(value) if value in ("nan", "inf", "-inf") else value
+        return tuple(item if isinstance(item, str) and item not in NONFINITE else decode(item) for item in value)
+    if value in NONFINITE:
+        return float(value)
+    if value is not None and not isinstance(value, int | float):
+        raise TypeError(f"{shown(value)} is no number")
+    return value

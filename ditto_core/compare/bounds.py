@@ -1,4 +1,4 @@
-"""A user's rule: a bound on a metric at the sites that a selector chooses, and how it is written in a table."""
+"""A user's rule: a bound on a metric at the sites that a selector matches, and its form in a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a comparison: its data, and what a person asks of them. Reports are views of the data."""
+"""The result of a comparison: its data, and the questions that users ask of it. Reports are views of the data."""
 
 from __future__ import annotations
 

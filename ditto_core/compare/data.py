@@ -24,10 +24,10 @@ from ditto_core.compare.risk import Risk, risk_of
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import Verdict
-from ditto_core.errors import SelectorError, TraceError, shown
+from ditto_core.errors import SelectorError, TraceError, check_type, shown
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap, matches, no_match
-from ditto_core.system.files import parse_json, path_of, reading, replace_text
+from ditto_core.system.files import parse_json, path_of, read_text, reading, replace_text
 from ditto_core.system.receipt import Receipt
 from ditto_core.visible import visible
 
@@ -156,6 +156,8 @@ class ComparisonData:
         Raises :class:`SelectorError` when ``selector`` matches no site of the comparison.
         """
 
+        check_type(selector, (str, type(None)), "a selector", "a name or a pattern")
+
         def chosen(site: str) -> bool:
             aliases = self.tap_of[site].aliases if site in self.tap_of else ()
             return selector is None or any(matches(selector, name) for name in (site, *aliases))
@@ -240,4 +242,4 @@ class ComparisonData:
         """Inverse of :meth:`save`. Raises :class:`TraceError` for a file that is no comparison."""
         path = path_of(path, "comparison")
         with reading(path):
-            return cls.from_json(parse_json(path.read_text(encoding="utf-8")))
+            return cls.from_json(parse_json(read_text(path)))

@@ -1,4 +1,4 @@
-"""Why two tensors differ, where one look at the numbers tells: a scale, zeros, swapped rows, a shift, a transposition.
+"""Why two tensors differ, where the numbers show it at once: a scale, zeros, swapped rows, a shift, a transposition.
 
 Each finding carries its evidence, the error that is left when the suspected cause is undone. They cost further passes
 over the tensors and are meant for failures only.

@@ -1,4 +1,4 @@
-"""The row of a tensor that is furthest beyond its noise floor, and how far it may be. Loads no torch."""
+"""The row of a tensor that exceeds its noise floor most, and by how much it may. Loads no torch."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -16,14 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.compare.bounds import INTERNAL, Rule
 from ditto_core.compare.tolerance import EPSILON, FACTOR, INTEGERS, Tolerance
 from ditto_core.errors import UsageError
+from ditto_core.system.files import parse_toml, read_text
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 HEADROOM = 2.0
 
@@ -50,8 +45,8 @@ def load_tolerance(path: Path) -> Tolerance:
 def read_toml(path: Path) -> Mapping[str, Any]:
     """Read a TOML file. Raises :class:`UsageError` when it is missing or no TOML."""
     try:
-        table: Mapping[str, Any] = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table: Mapping[str, Any] = parse_toml(read_text(path))
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as TOML: {error}") from error
     return table
 

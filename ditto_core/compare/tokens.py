@@ -79,7 +79,8 @@ class LogitsMetrics:
     def from_json(cls, data: Mapping[str, Any]) -> LogitsMetrics:
         """Inverse of :meth:`to_json`."""
         flips = tuple(Flip(**{name: decode(value) for name, value in flip.items()}) for flip in data["flips"])
-        return cls(**{name: decode(value) for name, value in data.items() if name != "flips"}, flips=flips)
+        numbers = {name: decode(value) for name, value in data.items() if name not in ("flips", "dtype")}
+        return cls(**numbers, dtype=data["dtype"], flips=flips)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Run ONNX models on arrays: by ONNX Runtime, and where it has no kernel for a dtype, node by node in numpy."""
+"""Run ONNX models on arrays: with ONNX Runtime, or node by node in numpy where it has no kernel for a dtype."""
 
 from __future__ import annotations
 

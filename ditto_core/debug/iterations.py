@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ class Until:
         """Read ``good``, ``bad`` or a number. Raises :class:`UsageError`."""
         if text in ("good", "bad"):
             return cls(text)
-        if text.isdigit() and int(text) > 0:
+        if re.fullmatch("[0-9]{1,18}", text) and int(text) > 0:
             return cls("count", int(text))
         raise UsageError(f"--until got {text!r}, expected good, bad or a number of iterations")
 

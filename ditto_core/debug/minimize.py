@@ -1,4 +1,4 @@
-"""Find a smallest set for which a property holds, in as few evaluations as can be: guesses, bisection, then ddmin.
+"""Find a smallest set for which a property holds, in few evaluations: guesses, bisection, then ddmin.
 
 The last stage is Zeller and Hildebrandt's ddmin (IEEE TSE 28(2), 2002), so the result is 1-minimal: taking any single
 item away loses the property. The stages before it only decide how few evaluations that costs.

@@ -1,4 +1,4 @@
-"""A check that is a person: what looks wrong to the eye, or can be tried by hand only."""
+"""A check by a person: for what only the eye can judge, or only a hand can try."""
 
 from __future__ import annotations
 

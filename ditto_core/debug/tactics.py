@@ -10,7 +10,7 @@ from typing import Any
 
 from ditto_core.debug.builds import TACTICS_SUFFIX
 from ditto_core.errors import UsageError
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, read_text
 
 KINDS = ("timings", "layers")
 NO_TACTICS: Mapping[str, str] = {
@@ -97,7 +97,7 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
 def read_build(path: Path) -> dict[str, Any] | None:
     """Read our own file of tactics, or the inspector's ``{"Layers": [...]}``; None for other JSON."""
     try:
-        data = parse_json(path.read_text())
+        data = parse_json(read_text(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if isinstance(data, dict) and set(KINDS) <= set(data):

@@ -1,4 +1,4 @@
-"""Dumps of any tool, opened by a look at the path: ``open_dump(path)``.
+"""Dumps of any tool; ``open_dump(path)`` detects the format from the path.
 
 =============  =====================================================================================================
 format         what it is

@@ -94,7 +94,8 @@ class Format:
 
 def natural(text: str) -> list[tuple[int, int | str]]:
     """Sort key under which ``layers.2`` comes before ``layers.10``."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part]
+    parts = filter(None, re.split(r"(\d+)", text))
+    return [(0, int(part)) if re.fullmatch("[0-9]{1,18}", part) else (1, part) for part in parts]
 
 
 def starts_with(path: Path, magic: bytes, offset: int = 0) -> bool:

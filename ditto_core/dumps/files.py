@@ -19,7 +19,7 @@ import torch
 
 from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, natural, starts_with
 from ditto_core.errors import TraceError
-from ditto_core.system.files import reading
+from ditto_core.system.files import reading, regular
 from ditto_core.trace import mapped
 
 _STEP = re.compile(r"step_?(\d+)\.(safetensors|npz|pt|pth)")
@@ -73,7 +73,7 @@ def open_npz(path: Path) -> Tensors:
         with reading(path, name), np.load(path, allow_pickle=False) as archive:
             return from_numpy(archive[name])
 
-    with reading(path), zipfile.ZipFile(path) as archive:
+    with reading(path), zipfile.ZipFile(regular(path)) as archive:
         return Lazy([n.removesuffix(".npy") for n in archive.namelist()], load)
 
 
@@ -91,7 +91,7 @@ def open_pt(path: Path) -> Tensors:
 def tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the named tensors of a file of ``torch.save``."""
     try:
-        value = load_pt(path, str(path))
+        value = load_pt(regular(path), str(path))
     except RuntimeError as error:
         if not mapped.exceeds_memory(error):
             raise

@@ -8,7 +8,6 @@ matched by a part of a name or by position, and matching by suffix only happens 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,7 @@ import torch
 from ditto_core.dumps.base import Dump
 from ditto_core.dumps.padding import Padding, whole_numbers
 from ditto_core.errors import TraceError, UsageError, nearest
-from ditto_core.system.files import parse_json, reading
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from ditto_core.system.files import parse_json, parse_toml, read_text, reading
 
 _CAPTURE = re.compile(r"\{(\w+)(:\*\*)?\}")
 _KEYS = ("names", "split", "suffix", "padding", "ignore")
@@ -130,8 +124,8 @@ class NameMap:
         """Read a ``.toml`` or ``.json`` file. Raises :class:`TraceError` when it is missing or not of the form."""
         path = Path(path)
         with reading(path):
-            text = path.read_text(encoding="utf-8")
-            data = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
+            text = read_text(path)
+            data = parse_toml(text) if path.suffix == ".toml" else parse_json(text)
             return cls.from_json(data)
 
     @classmethod

@@ -22,7 +22,7 @@ import torch
 from ditto_core.dumps.base import Dump, Format, Lazy, Tensors
 from ditto_core.dumps.files import from_numpy, load_pt, with_numbers
 from ditto_core.errors import TraceError, UsageError
-from ditto_core.system.files import parse_json, reading, replacing
+from ditto_core.system.files import parse_json, read_text, reading, replacing
 
 _ITERATION = re.compile(r"\d+\.json")
 _CLASS = "polygraphy_class"
@@ -74,7 +74,7 @@ def only_iteration(path: Path, runner: str | None) -> tuple[Mapping[str, Any], s
 def parse(path: Path, runner: str | None) -> tuple[list[Mapping[str, Any]], str]:
     """Return the arrays of each iteration, still encoded, and the name of the runner (empty for inputs)."""
     with reading(path):
-        data = parse_json(path.read_text(encoding="utf-8"))
+        data = parse_json(read_text(path))
         if isinstance(data, list) and data and all(is_feed(item) for item in data):
             return data, ""
         if is_feed(data):

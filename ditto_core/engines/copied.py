@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import BuildError
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, read_text
 from ditto_core.system.fingerprint import fingerprint, hash_file
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check_digests(directory: Path) -> None:
 def problems(directory: Path, path: Path) -> Iterator[str]:
     """Yield what is wrong with the files that the digests name."""
     try:
-        data: dict[str, Any] = parse_json(path.read_text("utf-8"))
+        data: dict[str, Any] = parse_json(read_text(path))
         files = data["files"]
         sound = data["digest"] == fingerprint(files)
     except (OSError, ValueError, LookupError, TypeError):

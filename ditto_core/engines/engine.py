@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, get_backend
 from ditto_core.engines.copied import check_digests, write_digests
-from ditto_core.errors import BuildError, SelectorError, UsageError, first_line, nearest
+from ditto_core.errors import BuildError, DittoError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.export import Export
 from ditto_core.session import Session
 from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
 from ditto_core.spec import DERIVED, EngineSpec, ModelSource, Range, ShapeProfile
-from ditto_core.system.files import parse_json, path_of
+from ditto_core.system.files import parse_json, path_of, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,11 +53,19 @@ class Engine:
     def open(self, isolation: str = "", timeout: float = 0) -> Session:
         """Load the engine, in this process or in a child: see :func:`~ditto_core.backends.child.open_backend`.
 
-        Raises what its backend raises when it cannot run here.
+        Raises what its backend raises when it cannot run here, and :class:`BuildError` for what is no error of ours:
+        that of files which are missing or damaged beside the engine.
         """
         from ditto_core.backends.child import open_backend
 
-        return open_backend(get_backend(self.spec.backend), self.spec, self.directory, self.taps, isolation, timeout)
+        backend = get_backend(self.spec.backend)
+        try:
+            return open_backend(backend, self.spec, self.directory, self.taps, isolation, timeout)
+        except DittoError:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            raise BuildError(f"the {backend.name} engine in {self.directory} cannot be opened ({problem})") from error
 
     def save_manifest(self) -> None:
         """Write ``engine.json`` beside the engine's files."""
@@ -81,7 +89,7 @@ class Engine:
         directory = path_of(directory, "engine")
         check_digests(directory)
         try:
-            text = (directory / MANIFEST_FILE).read_text("utf-8")
+            text = read_text(directory / MANIFEST_FILE)
         except (OSError, ValueError) as error:
             raise BuildError(
                 f"{directory} holds no engine: expected {MANIFEST_FILE}, written by `ditto build`"

@@ -1,4 +1,4 @@
-"""What runs tasks that know nothing of each other: this process, local processes, or a cluster. A task runs alone, so
+"""Run independent tasks in this process, in local processes, or on a cluster. A task runs alone, so
 its result is the same, bit for bit, wherever it ran."""
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def on_cluster(address: str, *, timeout: float = 30) -> OnExecutor:
     def connect() -> Iterator[Executor]:
         try:
             client = distributed.Client(address, timeout=timeout, set_as_default=False)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
         with client, client.get_executor() as executor:
             yield executor

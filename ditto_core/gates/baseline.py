@@ -12,7 +12,7 @@ from ditto_core.errors import UsageError
 from ditto_core.gates.result import GateResult, Identity
 from ditto_core.gates.scoring import Known
 from ditto_core.gates.suite import Suite
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, path_of, read_text
 from ditto_core.system.fingerprint import fingerprint
 from ditto_core.system.receipt import Receipt
 
@@ -80,8 +80,9 @@ class Baseline:
     @classmethod
     def load(cls, path: Path) -> Baseline:
         """Read what :meth:`save` wrote. Raises :class:`UsageError` when it is missing, damaged or changed by hand."""
+        path = path_of(path, "a baseline")
         try:
-            data = parse_json(path.read_text())
+            data = parse_json(read_text(path))
             digest = data.pop("digest")
             if digest != fingerprint(data):
                 raise UsageError(f"baseline {path} was changed after it was written: {REMEDY}")

@@ -1,4 +1,4 @@
-"""The results of a run that is not over: one line a sample, so that a kill costs one sample at most."""
+"""The results of an unfinished run: one line for each sample, so that a kill costs one sample at most."""
 
 from __future__ import annotations
 

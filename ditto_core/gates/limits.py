@@ -1,4 +1,4 @@
-"""Limits of a gate that is not told any: the reference's own error in the engine's dtype, paired by sample."""
+"""Default limits of a gate: the reference's own error in the engine's dtype, paired by sample."""
 
 from __future__ import annotations
 

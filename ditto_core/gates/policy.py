@@ -59,6 +59,8 @@ class Policy:
             raise UsageError(f"a gate's spread is {self.spread!r}, expected nats a token above 0")
         if self.resamples < 100:
             raise UsageError(f"a gate's resamples are {self.resamples}, expected at least 100")
+        if self.seed < 0:
+            raise UsageError(f"a gate's seed is {self.seed}, expected 0 or more")
         for name, value in self.limits.items():
             check_limit(name, value)
 

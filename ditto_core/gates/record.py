@@ -1,4 +1,4 @@
-"""What one sample came to on both sides: numbers, not tensors."""
+"""The results of one sample on both sides: numbers, not tensors."""
 
 from __future__ import annotations
 

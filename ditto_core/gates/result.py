@@ -1,4 +1,4 @@
-"""A gate's result: records of every sample, receipts, and verdicts that anyone can work out again from them."""
+"""A gate's result: records of every sample, receipts, and verdicts that anyone can recompute from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ditto_core.errors import UsageError
 from ditto_core.gates.policy import Policy
 from ditto_core.gates.record import Record
 from ditto_core.gates.verdict import GateVerdict, judge
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, path_of, read_text
 from ditto_core.system.fingerprint import fingerprint
 from ditto_core.system.receipt import Receipt
 
@@ -182,8 +182,9 @@ class GateResult:
     @classmethod
     def load(cls, path: Path) -> GateResult:
         """Read what :meth:`save` wrote. Raises :class:`UsageError`."""
+        path = path_of(path, "a gate's result")
         try:
-            return cls.from_json(parse_json(path.read_text("utf-8")))
+            return cls.from_json(parse_json(read_text(path)))
         except OSError as error:
             raise UsageError(f"{path} is no gate result ({error.strerror}), expected what {SOURCES} write") from error
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Paired and unpaired tests of right against wrong answers, their power, and what they can detect at all."""
+"""Paired and unpaired tests of right against wrong answers, their power, and the smallest effect that they detect."""
 
 from __future__ import annotations
 

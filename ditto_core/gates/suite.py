@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, path_of
 from ditto_core.system.fingerprint import fingerprint
 
 Text = str | tuple[int, ...]
@@ -137,7 +137,7 @@ def load_suite(name: str | Path) -> Suite:
         return classics()
     if str(name) == "classics-choice":
         return multiple_choice(classics())
-    path = Path(name)
+    path = path_of(name, "suite")
     if not path.is_file():
         hint = nearest(path.name, BUILT_IN)
         raise UsageError(f"suite {str(name)!r} is neither a JSONL file nor one of {', '.join(BUILT_IN)}{hint}")

@@ -13,6 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 from ditto_core.cache import link_or_copy
 from ditto_core.errors import UsageError, first_line
+from ditto_core.system.files import regular
 
 LARGEST = 1_500_000_000
 """Bytes of weights from which a file keeps them beside the graph: protobuf ends at 2 GB."""
@@ -25,7 +26,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
     keeps weights outside of its folder.
     """
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(regular(path)), load_external_data=False)
     except DecodeError as error:
         raise UsageError(f"{path} is not an ONNX model: {first_line(error)}") from error
     for name in sorted(weights_files(model)):
@@ -65,7 +66,7 @@ def load_data(tensor: TensorProto, folder: Path) -> None:
         return
     place = {entry.key: entry.value for entry in tensor.external_data}
     length = int(place.get("length", -1))
-    with (folder / place["location"]).open("rb") as stream:
+    with regular(folder / place["location"]).open("rb") as stream:
         stream.seek(int(place.get("offset", 0)))
         data = stream.read(length)
     if length >= 0 and len(data) != length:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from ditto_core.errors import SelectorError, nearest
@@ -63,6 +64,16 @@ def take_as_inputs(model: onnx.ModelProto, values: Iterable[str]) -> dict[str, s
         graph.input[-1].name = names[value]
         graph.node.insert(0, onnx.helper.make_node("Identity", [names[value]], [value], name=names[value]))
     return names
+
+
+def replace_outputs(model: onnx.ModelProto, given: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Turn values that nodes compute into inputs of the same names, of the dtype and rank of the arrays ``given``."""
+    for node in model.graph.node:
+        for place, name in enumerate(node.output):
+            if name in given:
+                node.output[place] = f"{name}{COMPUTED}"
+                kind = onnx.helper.np_dtype_to_tensor_dtype(given[name].dtype)
+                model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, [None] * given[name].ndim))
 
 
 def finish_export(

@@ -29,6 +29,8 @@ def locate(source: ModelSource) -> Path:
         if not any(list(path.glob(pattern)) for pattern in WEIGHT_FILES):
             raise ModelError(f"model directory {source.location!r} holds no weights ({', '.join(WEIGHT_FILES)})")
         return path
+    if path.exists():
+        raise ModelError(f"model {source.location!r} is a file, expected a directory, a GGUF file or a Hub id")
     if path.is_absolute() or source.location.startswith(("./", "../", "~")) or source.location.count("/") > 1:
         raise ModelError(f"model {source.location!r} is not there{near_path(path)}")
     return download(source)
@@ -114,7 +116,7 @@ def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **opt
     """Return the tokenizer in a directory or of a Hub id, or None when there is none.
 
     One that brings code of its own and is not trusted counts as none: asked nothing, transformers would ask on stdin.
-    One whose package is missing counts as none, too, with a warning: token ids need none.
+    One that is damaged or whose package is missing counts as none, too, with a warning: token ids need none.
     """
     from transformers import AutoTokenizer
 
@@ -122,7 +124,7 @@ def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **opt
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, KeyError):
         return None
-    except (ImportError, TypeError, AttributeError) as error:  # the last two: where a slow one gets no vocabulary
+    except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself for a damaged file
         warnings.warn(f"{directory}: its tokenizer is left out: {first_line(error)}", stacklevel=2)
         return None
     return tokenizer if knows_words(tokenizer) else None

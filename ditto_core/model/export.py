@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from ditto_core.errors import BuildError, UsageError
 from ditto_core.graphs.outputs import axes_by_value, finish_export, freeze_inputs, input_shapes, settled_sizes
 from ditto_core.model.experts import chosen_of, expert_axis
-from ditto_core.model.export_failure import export_failure, innermost
+from ditto_core.model.export_failure import export_failure, told
 from ditto_core.model.hollow import Reader, give_weights, hollow, optimize, save
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.mapped import LINKED, Links
@@ -252,7 +252,7 @@ def run_once(model: LoadedModel, wrapper: Wrapper, arguments: tuple[Any, ...]) -
     try:
         wrapper(*arguments)
     except Exception as error:
-        raise BuildError(f"{model.label} could not be run: {innermost(error)}") from error
+        raise BuildError(f"{model.label} could not be run: {told(error)}") from error
     if not wrapper.traced.outputs:
         raise BuildError(f"{model.label} returns no tensor, expected at least one to compare")
 

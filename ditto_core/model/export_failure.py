@@ -34,6 +34,12 @@ def innermost(error: BaseException) -> str:
     return next((line for line in lines if line), type(last).__name__)
 
 
+def told(error: BaseException) -> str:
+    """Return an error's innermost reason, and the line outside of torch and of this package that raised it."""
+    place = own_line(error)
+    return innermost(error) + (f" at {place}" if place else "")
+
+
 def export_failure(label: str, error: BaseException, program: Any = None) -> str:
     """Say why a model could not be exported. ``program`` is the traced one, where tracing went well."""
     reason = TORCHS_OWN.sub("", innermost(error))

@@ -20,6 +20,7 @@ from ditto_core.errors import ModelError, UsageError, first_line, nearest
 from ditto_core.model import attention, states
 from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing, stored_dtype, weights_size
 from ditto_core.model.examples import examples_of
+from ditto_core.model.export_failure import told
 from ditto_core.model.forward import DECODED, steps_decoder
 from ditto_core.model.placing import placed
 from ditto_core.model.wrappers import later_examples
@@ -101,9 +102,15 @@ def load_as_stored(source: ModelSource, implementation: str) -> LoadedModel | No
 
 
 def from_factory(source: ModelSource) -> LoadedModel:
-    """Call the factory; accept a decoder, or a module with example inputs. What lies on a GPU is copied to the CPU."""
+    """Call the factory; accept a decoder, or a module with example inputs. What lies on a GPU is copied to the CPU.
+
+    Raises :class:`ModelError` for a factory that fails or makes something else.
+    """
     assert source.factory is not None
-    made = source.factory()
+    try:
+        made = source.factory()
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"factory {source.label!r} failed: {told(error)}") from error
     module, examples = made if isinstance(made, tuple) else (made, None)
     if not isinstance(module, nn.Module):
         raise ModelError(f"factory {source.label!r} returned {type(module).__name__}, expected a torch.nn.Module")

@@ -1,4 +1,4 @@
-"""Weights that lie in a checkpoint's own file, mapped into memory: an export links the file in their place.
+"""Weights mapped from a checkpoint's own file: an export links the file instead of copying them.
 
 Where a tensor lies is read off the process's mappings, not off names: whatever a loader renamed, tied or split is
 found, and what it converted or fused is not.

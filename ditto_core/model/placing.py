@@ -1,4 +1,4 @@
-"""Put a model where it runs, in the dtype it runs in, with one copy of each weight at most.
+"""Put a model on its device in its dtype, with at most one copy of each weight.
 
 A copy shares what it need not change with the model that it was made of. Where the copy would not fit into memory, the
 weights of its blocks (the modules of a ``ModuleList``) stay where and as they are, and each block has its own in the

@@ -1,4 +1,4 @@
-"""Which dimensions of an exported graph have one size only: tried where the exporter says that they might."""
+"""Which dimensions of an exported graph have one size only; those that the exporter suspects are tried."""
 
 from __future__ import annotations
 

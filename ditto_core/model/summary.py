@@ -10,7 +10,7 @@ import torch
 
 from ditto_core.errors import BuildError
 from ditto_core.model.export import PROVENANCE_FILE, Export, head_axis, unmapped_modules, wrap
-from ditto_core.model.export_failure import innermost
+from ditto_core.model.export_failure import told
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, vocab_size
 from ditto_core.sites import Provenance, Tap
@@ -50,7 +50,7 @@ def observe(model: LoadedModel, *, operators: bool = False) -> Observed:
         with torch.no_grad():
             outputs = wrapper(*arguments)
     except Exception as error:
-        raise BuildError(f"{model.label} could not be run: {innermost(error)}") from error
+        raise BuildError(f"{model.label} could not be run: {told(error)}") from error
     shapes = dict(zip(wrapper.traced.names, (tuple(tensor.shape) for tensor in outputs), strict=True))
     token = arguments[0] if model.decoder else arguments[0][0]
     total = arguments[1].shape[1] if model.decoder else 0

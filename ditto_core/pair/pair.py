@@ -114,6 +114,7 @@ class Pair:
         pair's options say).
         Raises :class:`UsageError` for an empty prompt or a length beyond the engine's profile.
         """
+        check_type(max_new_tokens, int, "max_new_tokens", "a whole number")
         if max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
         model = self.sessions.model
@@ -331,6 +332,8 @@ class Pair:
         :func:`~ditto_core.pair.replacing.open_with_model` does; :class:`~ditto_core.errors.RunError` for a tensor that
         the engine's dtype does not hold.
         """
+        for site in sites:
+            check_type(site, str, "a site", "its name")
         return self._replace(sites)
 
     def _replace(self, sites: Sequence[str], localizer: TapReader | None = None) -> Replaced:

@@ -1,4 +1,4 @@
-"""The relations of a pair's engine: what it must give the same however it is fed, and what they are judged by."""
+"""The relations of a pair's engine: what must not depend on how it is fed, and the bounds that judge it."""
 
 from __future__ import annotations
 

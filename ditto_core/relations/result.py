@@ -1,4 +1,4 @@
-"""What became of a relation: it held to the bit, it held but for rounding, or it is broken, where and by how much."""
+"""The result of a relation: exact, within rounding, or broken, with the place and the error."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from ditto_core.compare._record import decode, encode
 from ditto_core.compare.text import BARS
 from ditto_core.errors import UsageError
 from ditto_core.report.markdown import code, row
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, read_text
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def read(path: Path) -> list[Entry]:
     """Read what :func:`update` wrote. Raises :class:`UsageError` with the line that is no entry."""
     found = []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
@@ -110,7 +110,8 @@ def entry_of(line: str, where: str) -> Entry:
     """Read one line."""
     try:
         data = parse_json(line)
-        entry = Entry(**{field.name: decode(data[field.name]) for field in fields(Entry)})
+        numbers = {name: decode(data[name]) for name in NUMBERS}
+        entry = Entry(**{name: data[name] for name in (*TEXTS, "ok")}, **numbers)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{where} is no entry of a history ({type(error).__name__})") from error
     for name, kind in KINDS.items():

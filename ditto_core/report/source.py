@@ -9,7 +9,7 @@ from typing import Any
 
 from ditto_core.compare.comparison import Comparison
 from ditto_core.errors import TraceError
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, read_text
 
 COMPARISON = "comparison.json"
 SIDES = ("engine", "reference")
@@ -34,7 +34,7 @@ def open_comparisons(path: Path, *, named: bool = False) -> dict[str, Comparison
     """
     if path.is_file():
         try:
-            data = parse_json(path.read_text("utf-8"))
+            data = parse_json(read_text(path))
         except (OSError, ValueError):
             data = None  # said by open_comparison
         if is_run(data) and (named or len(data) > 1):
@@ -72,7 +72,7 @@ def at(folder: Path, comparison: Comparison) -> Comparison:
 def read(path: Path) -> Comparison:
     """Read JSON. Raises :class:`TraceError` when it is none, or no comparison."""
     try:
-        data = parse_json(path.read_text("utf-8"))
+        data = parse_json(read_text(path))
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Choices of experts that the reference nearly ties: what depends on them is left out, and said.
+"""Choices of experts that nearly tie in the reference: what depends on them is left out, with a note.
 
 A router picks the experts of the largest scores. Where two of the reference's scores are closer than its own rounding
 tells apart, the engine may pick the other one, and everything behind is another computation. The rule is that of tokens

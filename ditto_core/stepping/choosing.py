@@ -1,4 +1,4 @@
-"""Which token an encoder-decoder goes on with: the likeliest of those that its generation configuration allows."""
+"""Which token an encoder-decoder continues with: the likeliest of those that its generation configuration allows."""
 
 from __future__ import annotations
 

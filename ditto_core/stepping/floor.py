@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ditto_core.system.atomic import write_atomic
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, read_text
 from ditto_core.system.fingerprint import fingerprint
 
 
@@ -43,7 +43,7 @@ BESIDE_TRACES = "floor.json"
 def read_floor(path: Path, say: Callable[[str], None]) -> Floor | None:
     """Read a noise floor; None when there is none. One that is not what was written is said, and is none."""
     try:
-        data = parse_json(path.read_text())
+        data = parse_json(read_text(path))
         if data["sha256"] == fingerprint(data["floor"]):
             return {
                 site: {int(step): read_noise(v) for step, v in steps.items()} for site, steps in data["floor"].items()

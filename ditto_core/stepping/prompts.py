@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
 
-from ditto_core.errors import UsageError
+from ditto_core.errors import UsageError, shown
 from ditto_core.model.forward import DECODED, later_inputs
 from ditto_core.stepping.choosing import Allowed
 
 Prompt = str | Sequence[int]
+IDS = 1 << 63
+"""How many token ids int64 holds: the bound where the vocabulary is not known."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,18 @@ def encode(
     """Turn one prompt or several (text, or token ids) into a batch, padded on the ``left`` or the right. Ids may be
     tensors or arrays.
 
-    Raises :class:`UsageError` for an empty prompt, text without a tokenizer, or an id outside the vocabulary.
+    Raises :class:`UsageError` for what is no prompt, an empty one, text without a tokenizer, or an id outside the
+    vocabulary.
     """
-    given = prompts if isinstance(prompts, str) else [as_numbers(row) for row in prompts]
-    rows: list[Any] = [given] if is_single(given) else list(given)
+    rows = plain_rows(prompts)
     if not rows:
         raise UsageError("no prompt given, expected at least one")
     ids = [encode_one(row, tokenizer, i, len(rows)) for i, row in enumerate(rows)]
     for row in ids:
-        bad = [t for t in row if not 0 <= t < (vocab_size or t + 1)]
+        bad = [t for t in row if not 0 <= t < (vocab_size or IDS)]
         if bad:
-            raise UsageError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}")
+            size = f" of {vocab_size}" if vocab_size else ""
+            raise UsageError(f"token id {shown(bad[0])} is outside the vocabulary{size}")
     longest = max(map(len, ids))
 
     def padded(row: list[int], fill: int) -> list[int]:
@@ -84,6 +88,16 @@ def encode(
     tokens = torch.tensor([padded(row, pad) for row in ids], dtype=torch.int64)
     mask = torch.tensor([padded([1] * len(row), 0) for row in ids], dtype=torch.int64)
     return TokenBatch(tokens, mask, tuple(row if isinstance(row, str) else "" for row in rows))
+
+
+def plain_rows(prompts: Any) -> list[str | list[int]]:
+    """Return the prompts as texts and lists of ids. Raises :class:`UsageError` for what is neither."""
+    try:
+        given = [as_numbers(row) for row in ([prompts] if isinstance(prompts, str) else prompts)]
+        rows = [given] if is_single(given) else given
+        return [row if isinstance(row, str) else [index(token) for token in row] for row in rows]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"prompts are {shown(prompts)}, expected a text, token ids, or several of either") from error
 
 
 def is_single(prompts: Any) -> bool:
@@ -96,12 +110,12 @@ def as_numbers(row: Any) -> Any:
     return row.tolist() if hasattr(row, "tolist") else row
 
 
-def encode_one(prompt: Prompt, tokenizer: Any, index: int, count: int) -> list[int]:
+def encode_one(prompt: str | list[int], tokenizer: Any, place: int, count: int) -> list[int]:
     """Return one prompt's token ids."""
-    where = f"prompt {index}" if count > 1 else "the prompt"
+    where = f"prompt {place}" if count > 1 else "the prompt"
     if isinstance(prompt, str) and prompt and tokenizer is None:
         raise UsageError(f"{where} is text but the model has no tokenizer that loads here: give token ids")
-    ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) and prompt else [int(t) for t in prompt]
+    ids = list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) and prompt else list(map(int, prompt))
     if not ids:
         raise UsageError(f"{where} is empty, expected at least one token")
     return ids

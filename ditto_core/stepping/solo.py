@@ -1,4 +1,4 @@
-"""Step one session by itself: greedy generation, with a trace where one is wanted."""
+"""Step one session by itself: greedy generation, with a trace on request."""
 
 from __future__ import annotations
 

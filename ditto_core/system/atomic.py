@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all: readers never see a part, and a crash leaves the old content."""
+"""Atomic file writes: readers never see a part, and a crash leaves the old content."""
 
 from __future__ import annotations
 
@@ -7,36 +7,49 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
+from io import BufferedWriter
 from pathlib import Path
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file (text in UTF-8) beside its place and move it there. Raises ``OSError`` as ``open`` does.
+    """Write a file (text in UTF-8) beside its place and move it there; see :func:`replacing`."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
-    A link keeps pointing where it does, and a file keeps its mode. Anything that is not a regular file (a pipe) is
-    written to directly, and so is ``/dev/stdout``, also where it leads to a file.
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BufferedWriter]:
+    """Open a file for writing that takes the place of ``path`` when the block ends.
+
+    Raises ``OSError`` as ``open`` does. A link keeps pointing where it does, and a file keeps its mode. Anything that
+    is not a regular file (a pipe, a device) is written to directly, and so is ``/dev/stdout``, also where it leads to
+    a file.
     """
-    data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
     if (stream := own_stream(target)) is not None:
         sys.stdout.flush()
         with open(stream, "wb", closefd=False) as file:
-            file.write(data)
+            yield file
         return
     if target.exists() and not target.is_file():
-        target.write_bytes(data)
+        with target.open("wb") as file:
+            yield file
         return
     temporary = temporary_name(target)
     try:
-        temporary.write_bytes(data)
+        with temporary.open("wb") as file:
+            yield file
         if target.exists():
             shutil.copymode(target, temporary)
         temporary.replace(target)
     except OSError as error:
-        error.filename = str(path)  # the name that the user knows
+        if error.filename in (None, str(temporary)):
+            error.filename = str(path)  # the name that the user knows
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def own_stream(target: Path) -> int | None:

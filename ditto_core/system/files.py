@@ -1,18 +1,26 @@
-"""Files that are written whole or not at all, and errors about files in one line."""
+"""Reading files from outside, atomic text writes, and errors about files in one line."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from ditto_core.errors import DittoError, TraceError, UsageError, check_type, first_line, shown
-from ditto_core.system.atomic import temporary_name
+from ditto_core.system import atomic
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _BLOCK = 1 << 20
 
@@ -34,12 +42,36 @@ def path_of(value: Any, what: str) -> Path:
     return Path(value)
 
 
+def regular(path: Path) -> Path:
+    """Return the path of a file. Raises ``OSError`` for a folder, and for a pipe or a device: they may never end."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, expected a file", str(path))
+    return path
+
+
+def read_text(path: Path) -> str:
+    """Read a text file in UTF-8. Raises ``OSError`` (see :func:`regular`) and ``UnicodeDecodeError``."""
+    return regular(path).read_text("utf-8")
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON from outside. Raises ``ValueError``, also for what is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML from outside. Raises ``ValueError``, also for what is nested too deeply."""
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return table
 
 
 @contextlib.contextmanager
@@ -58,17 +90,19 @@ def replace_text(path: Path, text: str) -> None:
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(text)
+        atomic.write_atomic(path, text)
 
 
 def check_writable(path: Path) -> None:
     """Raise :class:`TraceError` before the work whose result could not be written to ``path`` after it."""
     with writing(path):
-        if path.is_dir():
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_name(path)
+        if target.exists() and not target.is_file():  # a device is written to as it is
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = atomic.temporary_name(target)
         temporary.touch()
         temporary.unlink()
 
@@ -93,12 +127,7 @@ def reading(path: Path, what: str = "") -> Iterator[None]:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[str]]:
     """Open a text file for writing that takes the place of ``path`` when the block ends without an error."""
-    temporary = temporary_name(path)
-    try:
-        with writing(path):
-            with temporary.open("w", encoding="utf-8") as file:
-                yield file
-            temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    with writing(path), atomic.replacing(path) as raw:
+        file = io.TextIOWrapper(raw, encoding="utf-8")
+        yield file
+        file.detach()  # flushed, and left open for the mover

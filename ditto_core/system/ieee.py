@@ -1,4 +1,4 @@
-"""Float32 that is float32: torch rounds to TF32 or bfloat16 where it may, in cuDNN's convolutions by default."""
+"""Compute float32 in IEEE float32: torch may round to TF32 or bfloat16, in cuDNN's convolutions by default."""
 
 from __future__ import annotations
 

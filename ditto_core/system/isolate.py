@@ -1,4 +1,4 @@
-"""Run native work in a child process, so that a segfault, an out-of-memory or a hang is an error and not the end.
+"""Run native work in a child process, so that a segfault, running out of memory or a hang is an error of one call.
 
 The child is a fresh interpreter (``python -m ditto_core.system.isolate REQUEST RESULT``); JSON goes in and comes out
 through files without names, never pickle, and whatever the child prints goes to a log. So a kill leaves no file behind.

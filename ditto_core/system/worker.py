@@ -1,4 +1,4 @@
-"""A child process that is asked again and again, so that what kills it is an error of one question.
+"""A child process that answers many requests; what kills it is an error of one request.
 
 The child (``python -m ditto_core.system.worker``) answers until this end of a socket is closed. What goes through the
 socket is pickled by these two processes alone; nothing is read from a file.

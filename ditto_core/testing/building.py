@@ -1,4 +1,4 @@
-"""What a build owes: a complete report, an engine that needs nothing outside its folder, and refusals."""
+"""What a build must do: report completely, write an engine that needs nothing outside its folder, refuse bad specs."""
 
 from __future__ import annotations
 

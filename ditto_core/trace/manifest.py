@@ -12,7 +12,7 @@ from typing import Any
 from ditto_core.errors import TraceError, first_line
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import parse_json, read_text
 from ditto_core.version import __version__
 
 FORMAT = "ditto-trace"
@@ -111,7 +111,7 @@ class Manifest:
         """Read it from a trace's directory. Raises :class:`TraceError` when it is missing, damaged or too new."""
         path = directory / MANIFEST
         try:
-            data = parse_json(path.read_text(encoding="utf-8"))
+            data = parse_json(read_text(path))
             version = data["schema_version"] if data["format"] == FORMAT else None
         except FileNotFoundError:
             raise TraceError(f"{directory} is not a trace: it has no {MANIFEST}") from None

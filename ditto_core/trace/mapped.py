@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from ditto_core.system.files import regular
 from ditto_core.trace.streamfile import CODES
 
 DTYPES = MappingProxyType({code: dtype for dtype, code in CODES.items()})
@@ -28,14 +29,14 @@ DTYPES = MappingProxyType({code: dtype for dtype, code in CODES.items()})
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file for its names, dtypes and shapes."""
-    with safe_open(path, framework="np") as file:
+    with safe_open(regular(path), framework="np") as file:
         yield file
 
 
 def load(path: Path, name: str) -> torch.Tensor:
     """Map one tensor of a safetensors file. Raises what the library raises for a damaged file or an unknown name."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular(path), framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
             return tensor
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Reading a trace: lazily, one tensor at a time, and never trusting a file that is not what the manifest says."""
+"""Reading a trace lazily, one tensor at a time; a file that differs from the manifest is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing a trace: each step as a whole or not at all, one tensor in memory at a time."""
+"""Writing a trace: each step atomically, with one tensor in memory at a time."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def test_the_script_of_the_quickstart_runs(tmp_path, shared_cache_dir):
 
 
 def test_the_rules_of_the_tolerance_page_are_accepted():
-    from ditto_core.compare.rules import tomllib
     from ditto_core.compare.tolerance import Tolerance
+    from ditto_core.system.files import parse_toml
 
     text = (ROOT / "docs/tolerances.md").read_text()
     first, second = (eval(table, {"torch": torch, "edit_distance": print}) for table in TABLES.findall(text))
@@ -54,7 +54,7 @@ def test_the_rules_of_the_tolerance_page_are_accepted():
         "builtins:print",
     ]
     (table,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert len(Tolerance.of(tomllib.loads(table)["tool"]["ditto_core"]["tolerances"]).rules) == 1
+    assert len(Tolerance.of(parse_toml(table)["tool"]["ditto_core"]["tolerances"]).rules) == 1
 
 
 def test_every_page_that_the_readme_links_to_is_there():

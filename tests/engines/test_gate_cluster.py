@@ -71,7 +71,8 @@ def search(workspace, output, elsewhere):
     return find_precision(options, iteration, output, print, elsewhere)
 
 
-def test_an_address_where_nobody_listens_is_one_line(workspace):
-    run = on_cluster("tcp://127.0.0.1:9", timeout=1)
-    with pytest.raises(UsageError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "without a port"])
+def test_an_address_where_nobody_listens_is_one_line(workspace, address):
+    run = on_cluster(address, timeout=1)
+    with pytest.raises(UsageError, match=f"no Dask scheduler answers at {address}"):
         run_gate(tiny_gate(tiny_suite(1, 0, 0)), workspace, run=run)

@@ -88,7 +88,14 @@ def test_an_object_that_is_damaged_in_the_store_is_not_brought(command, cold_pro
     assert done.stderr == "ditto: what the store holds is damaged; the tests build it and replace it there\n"
 
 
-def test_tests_that_cannot_be_collected_are_one_line(command):
+def test_tests_that_cannot_be_collected_are_one_line(command, cold_project):
     done = command("needs", "nothing.py")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "pytest could not collect the tests: ERROR: file or directory not found: nothing.py" in done.stderr
+    cold_project.makepyfile(test_broken="def (")
+    for option in ("-q", "--continue-on-collection-errors"):  # neither "nothing is needed" nor a run of the tests
+        done = command("needs", option)
+        assert (done.returncode, done.stderr) == (
+            2,
+            "ditto: pytest could not collect the tests: ERROR test_broken.py\n",
+        )

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 import ditto_core
 from ditto_core.cli import COMMANDS as COMMANDS_OF_DITTO
 from ditto_core.cli import GROUPS, application, main
+from ditto_core.dumps import open_dump
+from ditto_core.dumps.namemap import NameMap
 from ditto_core.errors import DittoError
+from ditto_core.gates import GateResult
+from ditto_core.gates.baseline import Baseline
+from ditto_core.gates.suite import load_suite
+from ditto_core.stepping.prompts import encode
+from tests.unit.hand_made import compared
 
 TENSORS = st.sampled_from(
     [
@@ -82,8 +89,19 @@ FUNCTIONS = {
     "Engine.load": ditto_core.Engine.load,
     "Comparison.load": ditto_core.Comparison.load,
     "Comparison.from_json": ditto_core.Comparison.from_json,
+    "Comparison.filter": compared({(0, "lm_head"): 1e-3}).filter,
+    "Comparison.judged": compared({(0, "lm_head"): 1e-3}).judged,
 }
 """The public functions; of the classes those that people call."""
+DOCUMENTED = {
+    "open_dump": open_dump,
+    "NameMap.of": NameMap.of,
+    "GateResult.load": GateResult.load,
+    "Baseline.load": Baseline.load,
+    "load_suite": load_suite,
+    "prompts of Pair.generate": encode,
+}
+"""Functions of other modules that documentation names, and what reads the prompts of a pair's methods."""
 OTHERWISE = {"DittoError", "Workspace", "__version__", "tap", "EngineSpec", "ModelSource", "ShapeProfile"}
 """An error, a folder of caches, a text, a mark in a model's code, and plain data that ``of`` checks."""
 
@@ -108,9 +126,9 @@ def parameters(function):
     ]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [*FUNCTIONS, *DOCUMENTED])
 def test_a_function_takes_a_value_or_refuses_it_in_one_line(name):
-    function = FUNCTIONS[name]
+    function = {**FUNCTIONS, **DOCUMENTED}[name]
     known = parameters(function)
 
     @PROPERTY

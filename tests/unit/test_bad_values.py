@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 
 import onnx
@@ -13,15 +14,21 @@ import torch
 
 from ditto_core import EngineSpec, Tolerance, assert_close
 from ditto_core.align.file import OnnxFile
+from ditto_core.backends.base import get_backend
+from ditto_core.backends.outputs_file import SESSION_FILE, read_outputs, write_outputs
 from ditto_core.cache import Cache
 from ditto_core.debug.tactics import read_folder
+from ditto_core.dumps.base import natural
 from ditto_core.engines.copied import DIGESTS_FILE
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
 from ditto_core.errors import BuildError, CacheError, ModelError, UsageError
 from ditto_core.graphs.files import read_model
 from ditto_core.graphs.graph import Graph
+from ditto_core.model.checkpoint import load_tokenizer
 from ditto_core.model.loading import load_model, tiny_decoder
+from ditto_core.sites import Tap
 from ditto_core.spec import ModelSource
+from ditto_core.stepping.prompts import encode
 
 WEIGHTS = "model.safetensors"
 
@@ -106,6 +113,62 @@ def test_a_copied_engine_whose_digests_were_removed_or_that_has_another_file(cop
     assert Engine.load(copied).spec.dtype == "float16"
 
 
+@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"outputs": 5}', "[" * 100_000, None])
+def test_the_outputs_beside_an_engine_that_are_damaged(tmp_path, text):
+    if text is not None:
+        (tmp_path / SESSION_FILE).write_text(text)
+    one_line(BuildError, lambda: read_outputs(tmp_path, ["y"], ()), f"{SESSION_FILE} is damaged")
+
+
+def test_an_engine_that_lacks_an_output_or_a_tap(tmp_path):
+    write_outputs(tmp_path, ["y"])
+    assert read_outputs(tmp_path, {"y": 0, "v": 1}, (Tap("mlp", value="v"),)) == ["y"]
+    one_line(BuildError, lambda: read_outputs(tmp_path, ["v"], ()), "no output 'y'")
+    one_line(BuildError, lambda: read_outputs(tmp_path, ["y"], (Tap("mlp", value="v"),)), "no output 'v'")
+
+
+def test_a_backend_that_fails_to_open_an_engine_names_both(tmp_path):
+    engine = Engine(tmp_path, EngineSpec.of("model", backend="openai"), (), decoder=False)
+    one_line(BuildError, engine.open, f"the openai engine in {tmp_path} cannot be opened .FileNotFoundError")
+
+
+def fails():
+    raise ValueError("no weights\nanywhere")
+
+
+def ends():
+    raise SystemExit(3)
+
+
+def needs(size):
+    return size
+
+
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [(fails, "'fails' failed: no weights at .*test_bad_values.py"), (ends, "'ends' failed: 3 at"), (needs, "'size'")],
+)
+def test_a_factory_that_fails(factory, told):
+    one_line(ModelError, lambda: load_model(ModelSource.of(factory)), told)
+
+
+def test_a_damaged_tokenizer_counts_as_none_with_a_warning(checkpoint, tmp_path):
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "tokenizer.json").write_text("[" * 100_000)
+    with pytest.warns(UserWarning, match="its tokenizer is left out"):
+        assert load_tokenizer(tmp_path) is None
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 63, 10**40])
+def test_token_ids_that_int64_does_not_hold(token):
+    one_line(UsageError, lambda: encode([1, token]), "outside the vocabulary$")
+
+
+def test_numbers_of_other_scripts_and_of_any_length_in_names():
+    assert sorted(["b10", "b2", "²", "9" * 5000], key=natural) == ["9" * 5000, "b2", "b10", "²"]
+
+
 def test_what_contains_itself_or_is_too_deep():
     itself, mapping, deep = [1], {}, 1.0
     itself.append(itself)
@@ -125,6 +188,13 @@ def test_tensors_of_a_function_transform():
 )
 def test_fields_of_a_spec(fields):
     one_line(UsageError, lambda: EngineSpec.of("model", **fields), next(iter(fields)))
+
+
+@pytest.mark.parametrize("threads", ["2", "²", -1, 10**12, 1.5, None])
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "onnx-file"])
+def test_numbers_of_threads(backend, threads):
+    spec = EngineSpec.of("model", backend=backend, options={"threads": threads})
+    one_line(UsageError, lambda: get_backend(backend).check(spec), f"threads is {re.escape(repr(threads))}, expected 0")
 
 
 @pytest.mark.parametrize("table", [{5: 1}, [1], {"finite": "yes"}, {"a": True}, {"a": {"bound": 1, "prepare": 5}}])

@@ -26,6 +26,8 @@ def refused(tmp_path, monkeypatch, capsys):
     Path("bytes.json").write_bytes(b"\xff\xfe")
     Path("five.json").write_text("5")
     Path("no.toml").write_text("x")
+    Path("ends.py").write_text("raise SystemExit(3)")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     result(answers()).save(Path("gate.json"))
 
     def run(*arguments):
@@ -52,6 +54,7 @@ def refused(tmp_path, monkeypatch, capsys):
         ((*GATE, "--baseline", "folder", "--update-baseline"), "folder: Is a directory"),
         ((*GATE, "--samples", "-1"), "the number of samples is -1, expected at least 1, or 0 for all"),
         ((*GATE, "--limit", "kl_mean=x"), "the limit of kl_mean is 'x', expected a number, or 'none' to report"),
+        ((*GATE, "--seed", "-1"), "a gate's seed is -1, expected 0 or more"),
         ((*GATE, "--shard", "0/0"), "shard 0/0 does not exist, expected 1/1 to 1/1"),
         (("gate", "check", "bytes.json"), "bytes.json is no gate result ("),
         (("gate", "check", "five.json"), "expected what `ditto gate run` and `ditto gate merge` write"),
@@ -66,6 +69,11 @@ def refused(tmp_path, monkeypatch, capsys):
         ),
         (("compare", "dump.safetensors", "dump.safetensors", "--rtol", "-1"), "rtol is -1.0, expected a number of 0"),
         (("compare", "dump.safetensors", "dump.safetensors", "--atol", "nan"), "atol is nan, expected a number of 0"),
+        (("build", "no/such/model", "--profile", "batch=1,1,²"), "--profile got 'batch=1,1,²', expected DIM=MIN,OPT"),
+        (("build", "no/such/model", "--option", "threads=²"), "model 'no/such/model' is not there"),
+        (("build", "dump.safetensors"), "'dump.safetensors' is a file, expected a directory, a GGUF file or a Hub id"),
+        (("build", "https://host/model"), "model 'https://host/model' is not there"),
+        (("build", "ends.py:model"), "ends.py cannot be imported: it ends the program"),
         (("report", "bytes.json"), "bytes.json is not a comparison ("),
         (("report", "five.json"), "expected what ditto compare --json writes"),
     ],

@@ -214,6 +214,20 @@ def test_a_file_that_is_no_comparison_is_one_line(tmp_path, text):
         Comparison.load(tmp_path / "run.json")
 
 
+def test_a_text_in_the_place_of_a_number_is_one_line(tmp_path):
+    whole = compared({(0, DOWN): 1e-3}).to_json()
+    result = whole["results"][0]
+    numbers = [(part, name) for part in (result["metrics"], result["verdict"], result) for name in part]
+    numbers = [(part, name) for part, name in numbers if isinstance(part[name], float)]
+    assert len(numbers) > 20
+    for part, name in numbers:
+        kept, part[name] = part[name], "much"
+        (tmp_path / "run.json").write_text(json.dumps(whole))
+        with pytest.raises(TraceError, match="'much' is no number"):
+            Comparison.load(tmp_path / "run.json")
+        part[name] = kept
+
+
 @pytest.mark.parametrize(
     ("engine", "alike"),
     [

@@ -5,6 +5,7 @@ import pytest
 from ditto_core.align.alignment import Alignment
 from ditto_core.align.file import OnnxFile
 from ditto_core.compare.comparison import Comparison
+from ditto_core.compare.rules import load_tolerance
 from ditto_core.debug.tactics import read_folder
 from ditto_core.dumps import open_dump
 from ditto_core.dumps.namemap import NameMap
@@ -50,6 +51,13 @@ def test_json_that_is_nested_too_deeply_is_one_line(tmp_path, name):
     with pytest.raises(DittoError) as raised:
         READERS[name](tmp_path / name)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("read", [load_tolerance, NameMap.load])
+def test_toml_that_is_nested_too_deeply_is_one_line(tmp_path, read):
+    (tmp_path / "deep.toml").write_text(f"a = {'[' * 50_000}{']' * 50_000}")
+    with pytest.raises(DittoError, match="nested too deeply"):
+        read(tmp_path / "deep.toml")
 
 
 @pytest.mark.parametrize("field", ["site", "value", "axes", "aliases"])

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ditto_core.backends.base import get_backend
-from ditto_core.compare.rules import tomllib
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.pair.pair_options import PairOptions
+from ditto_core.system.files import parse_toml
 from pytest_ditto import marker
 
 ROOT = Path(__file__).parents[2]
@@ -105,4 +105,4 @@ def test_markers_of_the_pages_are_accepted(call):
 def test_tables_of_the_pages_are_toml():
     tables = [text for page in PAGES for language, text in BLOCK.findall(page.read_text()) if language == "toml"]
     assert len(tables) == 5
-    assert all(tomllib.loads(table) for table in tables)
+    assert all(parse_toml(table) for table in tables)

@@ -290,11 +290,9 @@ def test_state_that_holds_itself_and_the_process_ends():
 
 
 def test_a_set_of_what_leads_back_to_it_has_a_state():
-    class Family:
-        members: set = set()
-
-    Family.members = {Family, type("Other", (Family,), {"factor": 2.0})}
-    assert module_digest(Holding(held=Family)) == module_digest(Holding(held=Family))
+    family = type("Family", (), {})
+    family.members = {family, type("Other", (family,), {"factor": 2.0})}
+    assert module_digest(Holding(held=family)) == module_digest(Holding(held=family))
 
 
 def test_module_digest_is_the_same_in_another_process_whatever_its_hashes_are(tmp_path):

@@ -1,4 +1,4 @@
-"""The backend: a server that runs already, asked over HTTP."""
+"""The backend: a running server, asked over HTTP."""
 
 from __future__ import annotations
 

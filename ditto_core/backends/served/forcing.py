@@ -1,4 +1,4 @@
-"""Tokens that a server must choose, and tensors that another thread's stream has written."""
+"""Tokens that a server is forced to choose, and tensors that another thread's stream has written."""
 
 from __future__ import annotations
 

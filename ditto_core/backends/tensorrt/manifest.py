@@ -1,4 +1,4 @@
-"""What stands beside an engine file: its inputs, outputs, profiles, taps and how it was built."""
+"""The manifest beside an engine file: its inputs, outputs, profiles, taps and how it was built."""
 
 from __future__ import annotations
 

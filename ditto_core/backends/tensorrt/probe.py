@@ -1,4 +1,4 @@
-"""Measure what the matrix kernels do, since flags do not tell: TF32 inputs, or accumulation in float16.
+"""Measure what the matrix kernels do, because flags do not say: TF32 inputs, or accumulation in float16.
 
 One product of normal random numbers, [rows, inner] x [inner, 256] with the model's own longest inner dimension, is
 compared with float64; a product that is accumulated in float32 and rounded to the dtype is the ideal.

@@ -1,4 +1,4 @@
-"""What a person reads about a build: the final network as text, the fields of its plugins, the builder's configuration.
+"""Readable by-products of a build: the final network as text, the fields of its plugins, the builder's configuration.
 
 Upstream hands neither the final network nor TensorRT's builder configuration to anybody but ``Builder.build_engine``,
 and there is no hook: that one method is wrapped, for one call or until the build ends, and put back.

@@ -1,4 +1,4 @@
-"""What an engine is to show, and what came of it: the plan of a build's outputs, and the report of each rank."""
+"""What an engine should show, and what it shows: the plan of a build's outputs, and the report of each rank."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def renumber(path: str, numbers: Mapping[str, list[int]]) -> str:
     for prefix, layers in numbers.items():
         if path.startswith(f"{prefix}."):
             index, dot, rest = path[len(prefix) + 1 :].partition(".")
-            if index.isdigit() and int(index) < len(layers):
+            if index.isdecimal() and int(index) < len(layers):
                 return f"{prefix}.{layers[int(index)]}{dot}{rest}"
     return path
 

@@ -59,7 +59,17 @@ class KVCacheType(enum.Enum):
     CONTINUOUS, PAGED, DISABLED = "continuous", "paged", "disabled"
 
 
-class LowercaseStrEnum(enum.StrEnum):
+class StrEnum(str, enum.Enum):
+    __str__ = str.__str__
+
+    @staticmethod
+    def _generate_next_value_(name, *rest):
+        return name
+
+
+class LowercaseStrEnum(str, enum.Enum):
+    __str__ = str.__str__
+
     @staticmethod
     def _generate_next_value_(name, *rest):
         return name.lower()
@@ -69,7 +79,7 @@ KNOWN = {
     "__version__": "12.0.0",
     "KVCacheType": KVCacheType,
     "ENABLE_MULTI_DEVICE": 0,
-    "StrEnum": enum.StrEnum,
+    "StrEnum": StrEnum,
     "LowercaseStrEnum": LowercaseStrEnum,
     "nvmlSystemGetDriverVersion": lambda: "560",
 }
@@ -120,7 +130,9 @@ def install(source: Path, folder: Path) -> str:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: pynvml\nVersion: 12.0.0\n")
     sys.path[:0] = [str(source), str(folder)]
     sys.meta_path.append(Missing())
-    sys.modules["tensorrt"] = importlib.import_module("tensorrt_rtx_bindings")
+    sys.modules["tensorrt"] = rtx = importlib.import_module("tensorrt_rtx_bindings")
+    if not hasattr(rtx.PreviewFeature, "PROFILE_SHARING_0806"):  # 0.12 asks for it, RTX always does it
+        rtx.PreviewFeature.PROFILE_SHARING_0806 = rtx.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10
     os.environ["TRT_LLM_NO_LIB_INIT"] = "1"
     torch.cuda.device_count = lambda: 1  # build_and_save chooses a GPU, which it does not use then
     torch.cuda.set_device = lambda device: None

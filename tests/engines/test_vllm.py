@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from ditto_core.errors import BackendError
+from ditto_core.errors import DittoError
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec
@@ -410,7 +410,7 @@ AVX512 = "avx512f" in Path("/proc/cpuinfo").read_text()
 
 def refused_without_avx512(said):
     """vLLM has some kernels for CPUs with AVX-512 only; on others what it lacks must be the message."""
-    return contextlib.nullcontext() if AVX512 else pytest.raises(BackendError, match=said)
+    return contextlib.nullcontext() if AVX512 else pytest.raises(DittoError, match=said)
 
 
 def int8_error(engine, weights):

@@ -335,4 +335,4 @@ def test_a_failed_build_leaves_the_builder_as_it_was(standin, model, tmp_path, m
 def test_the_builders_configuration_is_written_with_the_profiles_that_the_build_adds(standin, model, tmp_path):
     build.build_engine(**order(model, tmp_path / "e", {}, artifacts=str(tmp_path / "art")))
     written = json.loads((tmp_path / "art" / "builder_config.json").read_text())
-    assert written["num_optimization_profiles"] == 1
+    assert written["num_optimization_profiles"] == 2

@@ -100,7 +100,8 @@ class PluginConfig:
 class Builder:
     def build_engine(self, network, builder_config, managed_weights=None):
         config = builder_config.trt_builder_config
-        config.add_optimization_profile(network.builder.create_optimization_profile())  # upstream does it here, too
+        for _ in ("prompt", "token"):  # upstream adds them here, too
+            config.add_optimization_profile(network.builder.create_optimization_profile())
         return network.builder.build_serialized_network(network.trt_network, builder_config.trt_builder_config)
 
 

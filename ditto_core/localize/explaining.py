@@ -27,7 +27,7 @@ def explained(localizer: Localizer, sites: Sequence[str]) -> tuple[dict[str, Cau
     """Return the causes of sites, and notes where there is something to say and no cause."""
     if not localizer.kept:
         return {}, ("no cause was searched in the model's code: the first step's tensors are too large to keep",)
-    recording = Recording.of(localizer)
+    recording = Recording.of(localizer, sites)
     model = Model.of(localizer.truth.module, localizer.dtype, parallel=localizer.parallel)
     small = sum(tensor.numel() for tensor in model.tensors.values()) <= SMALL
     # thousands of small functions: threads that wait for each other made them thirty times slower

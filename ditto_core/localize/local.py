@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ditto_core.backends.eager import HIGHER
+from ditto_core.causes.evidence import rel_l2
 from ditto_core.compare.blame import LocalResult
 from ditto_core.compare.masks import as_masks, is_mask
 from ditto_core.compare.metrics import Metrics, measure
@@ -146,7 +147,7 @@ class Localizer:
 
         def compare(tap: Tap, tensor: torch.Tensor) -> None:
             if tap.site in values and not is_mask(tensor):
-                floors[tap.site] = error(tensor, values[tap.site], tap, valid).rel_l2
+                floors[tap.site] = rel_error(tensor, values[tap.site], tap, valid)
 
         self._noisy.step(inputs, captured, compare)
         self._floors = floors
@@ -223,6 +224,17 @@ def error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) 
     if bool(seen.all()):
         return metrics
     return measure(actual, expected, axes=tap.axes, valid=seen if chosen is None else chosen & seen, equal_nan=True)
+
+
+def rel_error(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) -> float:
+    """Return the rel-L2 of :func:`error`, at a fraction of the cost where all numbers are finite."""
+    if actual.shape == expected.shape and bool(torch.isfinite(actual).all()):
+        chosen = valid.of(tap)
+        sides = (side.double() for side in as_masks(in_order(actual, expected, tap.axes), expected))
+        found = rel_l2(*(side if chosen is None else side[chosen.expand(side.shape)] for side in sides))
+        if math.isfinite(found):
+            return found
+    return error(actual, expected, tap, valid).rel_l2
 
 
 def is_cache(tap: Tap) -> bool:

@@ -13,7 +13,6 @@ from ditto_core.causes.rounding import round_bits
 from ditto_core.compare.blame import Localization
 from ditto_core.errors import RunError
 from ditto_core.localize import EVERYTHING, Localizer, conclude
-from ditto_core.localize.recording import Recording
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.operators import as_array
 from ditto_core.pair.pair import Pair
@@ -276,39 +275,3 @@ def test_the_verdict_stands_when_the_localization_fails(workspace, tmp_path, mon
     assert "KeyError: no key 'int8'" in run.notes[-1]
     with pytest.raises(RunError, match="not localized"):
         pair.localize(PROMPT, max_new_tokens=1)
-
-
-@pytest.fixture
-def localizers(monkeypatch):
-    """The localizers of the runs that a test makes."""
-    seen = []
-
-    def conclude_and_keep(localizer, *rest):
-        seen.append(localizer)
-        return conclude(localizer, *rest)
-
-    monkeypatch.setattr("ditto_core.pair.localizing.conclude", conclude_and_keep)
-    return seen
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_the_recorded_computation_of_every_site_has_the_local_error_that_was_measured(workspace, localizers, family):
-    pair = Pair(workspace, EngineSpec.of(DECODERS[family], outputs=EVERYTHING))
-    found = pair.generate([PROMPT, PROMPT[:3]], max_new_tokens=2, localize=True).localization
-    pair.close()
-    recording = Recording.of(localizers[0])
-    for site, results in found.by_site.items():
-        measured = [result.metrics.rel_l2 for result in results]
-        assert [part.now for part in recording.every_slice(site)] == pytest.approx(measured, rel=1e-2, abs=1e-9), site
-
-
-def test_a_recording_that_does_not_reproduce_the_model_explains_nothing(workspace, tmp_path, localizers):
-    pair = pair_with(workspace, tmp_path, weights.inputs_rolled(DOWN))
-    found = pair.generate(PROMPT, max_new_tokens=1, localize=True).localization
-    recording = Recording.of(localizers[0])
-    assert len(recording.slices(found.first.site)) == 1
-    results = {
-        key: replace(r, metrics=replace(r.metrics, rel_l2=1.1 * r.metrics.rel_l2))
-        for key, r in recording.results.items()
-    }
-    assert replace(recording, results=results).slices(found.first.site) == []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ditto_core.causes.confidence import SEVERAL, confidence
 from ditto_core.causes.evidence import rel_l2
 from ditto_core.causes.mutants import Edits, Model, Mutant, gloss, mutants
 from ditto_core.causes.naming import kind_of
@@ -34,7 +35,6 @@ ONLY: tuple[tuple[str, Callable[[int], bool]], ...] = (
 )
 
 NEXT: Mapping[str, str] = {
-    "settings": "build the engine with this field of the configuration, or set it there",
     "operations": "compare this operation in the engine's graph with the model's line",
     "constants": "compare this constant in the engine with the model's",
     "ids": "compare the ids, positions and frequencies that the engine uses with the model's",
@@ -237,10 +237,10 @@ def named(found: Sequence[Found], slices: Sequence[Slice], tried: int, model: Mo
         evidence.append(f"or one of {len(found) - 3} more, which only another input can tell apart")
     judged_at = f"judged at {'steps' if len(slices) > 1 else 'step'} {steps}"
     evidence.append(f"that leaves {best.error:.1e} of an error of {first.now:.1e}; {judged_at}, {tried} changes tried")
-    confidence = 0.9 if len(found) == 1 else 0.6
     step = NEXT.get(best.mutant.family, "compare this place of the model's code with the engine's graph")
     rule = f"mutants.{best.mutant.family}"
+    sure = confidence(rule if len(found) == 1 else SEVERAL)
     if len({item.mutant.family for item in found}) > 1:
         step += "; a longer prompt, padding or more rows may tell the explanations apart"
     kind = kind_of(best.mutant, best.edits, first, model)
-    return Cause(kind, site, confidence, tuple(evidence), step, rule=rule), ""
+    return Cause(kind, site, sure, tuple(evidence), step, rule=rule), ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ditto_core.causes.confidence import confidence
 from ditto_core.causes.evidence import left, rel_l2
 from ditto_core.causes.naming import kind_of_field
 from ditto_core.compare.blame import Cause
@@ -245,4 +246,5 @@ def named(results: Mapping[tuple[int, str], LocalResult], text: str, tried: int)
     first = min(flagged, key=lambda r: (r.step, r.order))
     lines = (text, f"the model with that gives every site of the engine; {tried} other values tried")
     step = "build the engine with this field of the configuration as the model has it"
-    return Cause(kind_of_field(text), first.site, 0.95, lines, step, rule="mutants.settings")
+    rule = "mutants.settings"
+    return Cause(kind_of_field(text), first.site, confidence(rule), lines, step, rule=rule)

@@ -158,7 +158,7 @@ def test_a_localization_survives_json_and_reads_as_text(workspace, tmp_path):
     assert again.to_json() == found.to_json()
     text = localization_text(again)
     assert text.startswith(f"blame {DOWN}: local error ")
-    assert f"cause: weights not finite at {DOWN} (confidence 97%)" in text
+    assert f"cause: weights not finite at {DOWN} (confidence 96%)" in text
     assert str(again.cause).startswith(f"weights not finite at {DOWN}: 1 of 64 output channels")
 
 

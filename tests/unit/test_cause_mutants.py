@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ditto_core.causes.confidence import SEVERAL, confidence
 from ditto_core.causes.evidence import Seen
 from ditto_core.causes.mutants import Model
 from ditto_core.causes.rounding import integers
@@ -150,7 +151,7 @@ def test_explanations_that_this_input_cannot_tell_apart_are_given_with_or():
     said = " ".join(cause.evidence)
     assert "rolled by 1 along axis -3" in said
     assert "or: " in said
-    assert cause.confidence == 0.6
+    assert cause.confidence == confidence(SEVERAL)
 
 
 def test_what_too_many_changes_explain_is_not_named():
@@ -165,7 +166,7 @@ def test_what_too_many_changes_explain_is_not_named():
 def test_one_explanation_in_several_places_is_one():
     """Negating x, the product or the output is the same, whatever x is."""
     cause, _ = cause_of(sliced(lambda x: x * ROOT.gain, lambda x: -x * ROOT.gain))
-    assert cause.confidence == 0.9
+    assert cause.confidence == confidence(cause.rule)
     assert not any(line.startswith("or") for line in cause.evidence)
 
 

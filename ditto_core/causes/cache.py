@@ -9,10 +9,9 @@ import torch
 from ditto_core.causes.confidence import confidence
 from ditto_core.causes.evidence import Evidence, slope
 from ditto_core.causes.kinds import Kind
+from ditto_core.causes.mutants.base import CASTS
 from ditto_core.compare.blame import Cause
 from ditto_core.compare.tolerance import EPSILON
-
-NARROWER = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
 
 SURE = confidence("cache")
 MOST_CODES = 256
@@ -58,13 +57,9 @@ def pasts(evidence: Evidence, seen: torch.Tensor, past: torch.Tensor) -> Iterato
     if not real[0].any():
         yield "KV cache lost", "all cached tokens come back as zeros", past * 0, "check how the cache is bound"
     elif factor:
-        yield (
-            "KV cache scale",
-            f"cached tokens come back multiplied by {factor:.6g}, new ones are right",
-            past * factor,
-            bind,
-        )
-    for dtype in NARROWER:
+        line = f"cached tokens come back multiplied by {factor:.6g}, new ones are right"
+        yield "KV cache scale", line, past * factor, bind
+    for dtype in CASTS[::-1]:
         rounded = past.float().to(dtype).double()
         if torch.equal(real[0], rounded.transpose(1, 2)[mask]):
             line = f"cached tokens come back rounded to {str(dtype).removeprefix('torch.')}, new ones are right"

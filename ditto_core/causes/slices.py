@@ -41,16 +41,14 @@ class Slice:
         self.nodes = [local(tape.nodes[number], place, unfolded) for number in needed]
         self.root = Ref(place[root.node], root.item)
         self.below = reached(self.nodes)
-        self.mask = False
         self._compute()
-        self.mask = is_mask(self.expected)
-        self.now = self.error(self.expected)
 
     def _compute(self) -> None:
         self.base: Values = []
         for i in range(len(self.nodes)):
             self.base.append(self.call(i, self.base))
         self.expected = self.get(self.base, self.root)
+        self.mask = is_mask(self.expected)
         self.now = self.error(self.expected)
 
     def _with(self, leaves: Mapping[int, torch.Tensor], seen: Seen) -> Slice:

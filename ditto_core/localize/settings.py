@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ditto_core.causes.confidence import confidence
 from ditto_core.causes.evidence import left, rel_l2
-from ditto_core.causes.naming import kind_of_field
 from ditto_core.compare.blame import Cause
 from ditto_core.localize.local import Localizer, Valid, rel_error
 from ditto_core.localize.replay import Replay
@@ -22,6 +22,7 @@ from ditto_core.localize.replay import Replay
 if TYPE_CHECKING:
     from torch import nn
 
+    from ditto_core.causes.kinds import Kind
     from ditto_core.compare.blame import LocalResult
     from ditto_core.sites import Tap
 
@@ -38,6 +39,21 @@ LEFT_OUT = (
     "initializer_range", "chunk_size",
 )  # fmt: skip
 """Parts of names of fields that do not change what is computed, or change the shape of weights."""
+
+FIELDS: tuple[tuple[str, Kind], ...] = (
+    ("*rope*theta*", "RoPE base"),
+    ("*rope_type*", "RoPE scaling ignored"),
+    ("*rope*'factor'? is 1.0 in*", "RoPE scaling ignored"),
+    ("*rope*factor*", "RoPE scaling factor"),
+    ("*sliding_window is None*", "sliding window ignored"),
+    ("*sliding_window*", "sliding window size"),
+    ("*attn_logit_softcapping is None*", "softcap missing"),
+    ("*attn_logit_softcapping*", "softcap differs"),
+    ("*query_pre_attn_scalar*", "attention scale"),
+    ("*eps*", "norm epsilon"),
+    ("*act*", "activation kind"),
+)
+"""What a field of the configuration decides, by globs on the sentence that says its values."""
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu", "quick_gelu", "relu2")
 COUNTS = ("sliding_window", "num_experts_per_tok", "query_pre_attn_scalar")
@@ -238,6 +254,11 @@ def difference(name: str, value: Any, other: Any) -> str:
         inner = next(key for key in value if value[key] != other.get(key))
         return f"config.{name}[{inner!r}] is {other[inner]!r} in place of {value[inner]!r}"
     return f"config.{name} is {other!r} in place of {value!r}"
+
+
+def kind_of_field(text: str) -> Kind:
+    """Return the kind of another value of a field of the configuration."""
+    return next((kind for pattern, kind in FIELDS if fnmatchcase(text, pattern)), "setting differs")
 
 
 def named(results: Mapping[tuple[int, str], LocalResult], text: str, tried: int) -> Cause:

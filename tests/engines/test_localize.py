@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ditto_core.backends.onnxruntime import OnnxRuntimeBackend, OnnxRuntimeSession
-from ditto_core.causes.rounding import round_bits
 from ditto_core.compare.blame import Localization
+from ditto_core.compare.formats import round_bits
 from ditto_core.errors import RunError
 from ditto_core.localize import EVERYTHING, Localizer, conclude
 from ditto_core.model.loading import tiny_decoder
@@ -275,3 +275,18 @@ def test_the_verdict_stands_when_the_localization_fails(workspace, tmp_path, mon
     assert "KeyError: no key 'int8'" in run.notes[-1]
     with pytest.raises(RunError, match="not localized"):
         pair.localize(PROMPT, max_new_tokens=1)
+
+
+def test_one_cause_is_listed_at_all_its_sites_though_two_are_searched(workspace, tmp_path):
+    """Three weights are scaled alike, and a fourth by another factor."""
+    sites = {f"model.layers.{i}.mlp.{name}_proj": 1.5 for i, name in ((0, "up"), (0, "down"), (1, "down"))}
+    sites["model.layers.1.mlp.up_proj"] = 1.25
+
+    def fault(edit):
+        for site, factor in sites.items():
+            weights.scaled(site, factor)(edit)
+
+    found = pair_with(workspace, tmp_path, fault).generate(PROMPT, max_new_tokens=1, localize=True).localization
+    assert [item.site for item in found.blamed] == [*list(sites)[:2], list(sites)[3], list(sites)[2]]
+    assert found.cause.kind == "weight scaled"
+    assert f"likewise at 2 more sites: {list(sites)[1]}, {list(sites)[2]}" in found.cause.evidence

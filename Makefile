@@ -59,8 +59,8 @@ mutation: $(VENV)/stamp
 
 # Measuring, judging, gates and relations: every branch, by unit tests and a gate on a real engine. What runs on a GPU
 # only is left out by name: the kernels and what launches them.
-JUDGING := answers assert_close bad_values choices comparison deep_json dump_pairs judging_numbers judging_parts \
-	judging_results localization_result masks measuring_parts metrics namemap odd_kinds one_verdict packed \
+JUDGING := answers assert_close bad_values choices comparison deep_json dump_pairs formats judging_numbers \
+	judging_parts judging_results localization_result masks measuring_parts metrics namemap odd_kinds one_verdict packed \
 	relation_parts relation_servers report_advice report_text requested_metrics risk rows rules step_parts tokens \
 	tolerance tolerance_files units cli_compare cli_compare_values gate_floor gate_marks gate_numbers gate_options \
 	gate_result gate_scoring gate_statistics gate_suite

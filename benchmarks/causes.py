@@ -198,7 +198,8 @@ def by_rule(results: Iterable[dict[str, Any]]) -> str:
     rules: dict[str, list[str]] = defaultdict(list)
     for result in results:
         if "rule" in result:
-            rules[f"{result['rule']}{' (or …)' if result['confidence'] < 0.7 else ''}"].append(result["outcome"])
+            several = any(line.startswith("or") for line in result["text"])
+            rules[f"{result['rule']}{' (or …)' if several else ''}"].append(result["outcome"])
     lines = ["| rule | named | right or equivalent | wrong | unconfirmed |", "| --- | --- | --- | --- | --- |"]
     for rule, found in sorted(rules.items()):
         cells = (len(found), *(found.count(outcome) for outcome in ("right", "wrong", "unconfirmed")))

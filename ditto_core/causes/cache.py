@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
+from ditto_core.causes.confidence import confidence
 from ditto_core.causes.evidence import Evidence, slope
 from ditto_core.causes.kinds import Kind
+from ditto_core.causes.mutants.base import CASTS
 from ditto_core.compare.blame import Cause
 from ditto_core.compare.tolerance import EPSILON
 
-NARROWER = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
-
+SURE = confidence("cache")
 MOST_CODES = 256
 
 COARSE = 2.0
@@ -38,7 +39,7 @@ def read_back(evidence: Evidence) -> Cause | None:
         return None
     found = (p for p in pasts(evidence, seen, past) if close(evidence, seen, p[2]))
     kind, line, _, step = next(found, ("", "", seen, ""))
-    return evidence.cause(kind, 0.96, [line], step) if kind else None
+    return evidence.cause(kind, SURE, [line], step) if kind else None
 
 
 def close(evidence: Evidence, a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -56,13 +57,9 @@ def pasts(evidence: Evidence, seen: torch.Tensor, past: torch.Tensor) -> Iterato
     if not real[0].any():
         yield "KV cache lost", "all cached tokens come back as zeros", past * 0, "check how the cache is bound"
     elif factor:
-        yield (
-            "KV cache scale",
-            f"cached tokens come back multiplied by {factor:.6g}, new ones are right",
-            past * factor,
-            bind,
-        )
-    for dtype in NARROWER:
+        line = f"cached tokens come back multiplied by {factor:.6g}, new ones are right"
+        yield "KV cache scale", line, past * factor, bind
+    for dtype in CASTS[::-1]:
         rounded = past.float().to(dtype).double()
         if torch.equal(real[0], rounded.transpose(1, 2)[mask]):
             line = f"cached tokens come back rounded to {str(dtype).removeprefix('torch.')}, new ones are right"
@@ -100,7 +97,7 @@ def repeated(evidence: Evidence) -> Cause | None:
     if float((new - last).norm()) > 1e-5 * float(last.norm()):
         return None
     line = "the new token's entry repeats the last cached one"
-    return evidence.cause("stale KV cache", 0.96, [line], "run the same prompt cold, warm and without a cache")
+    return evidence.cause("stale KV cache", SURE, [line], "run the same prompt cold, warm and without a cache")
 
 
 def quantized(evidence: Evidence) -> Cause | None:
@@ -121,8 +118,8 @@ def quantized(evidence: Evidence) -> Cause | None:
         lines.append(f"largest value {peak:.4g}; int8 with a fitting scale would use steps of {peak / 127:.2g}")
         if grid > COARSE * peak / 127:
             step = "calibrate the scale of the KV cache; 1.0 is a default"
-            return evidence.cause("quantized KV cache scale", 0.95, lines, step)
-        return evidence.cause("quantized KV cache", 0.95, lines, "nothing, if intended")
+            return evidence.cause("quantized KV cache scale", SURE, lines, step)
+        return evidence.cause("quantized KV cache", SURE, lines, "nothing, if intended")
     return None
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ditto_core.causes.confidence import confidence
 from ditto_core.causes.evidence import Evidence
 from ditto_core.causes.mutants.ranks import share_of_a_rank
 from ditto_core.compare.blame import Cause
 from ditto_core.compare.masks import is_mask
 
+SURE = confidence("guards")
 LARGEST_HALF = 65504.0
 PIECE = 1 << 22
 """Elements of a table that are held in float64 at a time: a vocabulary of 256k rows would take gigabytes."""
@@ -30,7 +32,7 @@ def norm_overflow(evidence: Evidence) -> Cause | None:
         f"the output of {int(gone.sum())} tokens is zero or not finite; max |x| = {float(x[gone].abs().max()):.4g}, "
         f"sum x^2 = {float(sums[gone].max()):.4g} > {LARGEST_HALF:.0f}, float16's largest"
     )
-    return evidence.cause("norm overflow", 0.97, [line], "keep this norm (its square and its sum) in float32")
+    return evidence.cause("norm overflow", SURE, [line], "keep this norm (its square and its sum) in float32")
 
 
 def weights(evidence: Evidence) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -54,7 +56,7 @@ def masked_row(evidence: Evidence) -> Cause | None:
     padding = mask is not None and not bool(mask[row, evidence.past_length + query])
     more = "that query is padding; NaN spreads from there, as 0 x NaN, to the row's real tokens"
     step = "build the mask once, with the dtype's lowest number instead of -inf, and do not add it twice"
-    return evidence.cause("fully masked row", 0.95, [line, more if padding else "a real token"], step)
+    return evidence.cause("fully masked row", SURE, [line, more if padding else "a real token"], step)
 
 
 def scores(evidence: Evidence) -> torch.Tensor | None:
@@ -77,7 +79,7 @@ def not_finite(evidence: Evidence) -> Cause | None:
     if torch.isinf(actual).any() and peak > largest:
         line = f"{int(torch.isinf(actual).sum())} values are infinite; the largest should be {peak:.4g}"
         step = f"keep this operator in float32: {evidence.dtype} ends at {largest:.5g}"
-        return evidence.cause("overflow", 0.95, [line], step)
+        return evidence.cause("overflow", SURE, [line], step)
     columns = ~torch.isfinite(evidence.rows(evidence.actual)) if evidence.actual.ndim else bad[None, None]
     always = columns.all(0)
     weight = weights(evidence)[0]
@@ -85,9 +87,9 @@ def not_finite(evidence: Evidence) -> Cause | None:
         line = (
             f"{int(always.sum())} of {len(always)} output channels are NaN or Inf for every token, the input is finite"
         )
-        return evidence.cause("weights not finite", 0.97, [line], "look for NaN in the engine's copy of the weight")
+        return evidence.cause("weights not finite", SURE, [line], "look for NaN in the engine's copy of the weight")
     line = f"{int(bad.sum())} of {bad.numel()} values are NaN or Inf here first; everything upstream is finite"
-    return evidence.cause("not finite", 0.6, [line], "check the operator's range in this dtype")
+    return evidence.cause("not finite", SURE, [line], "check the operator's range in this dtype")
 
 
 def zero(evidence: Evidence) -> Cause | None:
@@ -98,8 +100,8 @@ def zero(evidence: Evidence) -> Cause | None:
         return None
     if weights(evidence)[0] is not None:
         line, step = "the output is zero for every token, the input is not", "check that the weight was loaded"
-        return evidence.cause("weights zeroed", 0.97, [line], step)
-    return evidence.cause("all zero", 0.8, ["the engine's tensor is zero everywhere"], "check the operator's inputs")
+        return evidence.cause("weights zeroed", SURE, [line], step)
+    return evidence.cause("all zero", SURE, ["the engine's tensor is zero everywhere"], "check the operator's inputs")
 
 
 def other_ids(evidence: Evidence) -> Cause | None:
@@ -119,7 +121,7 @@ def other_ids(evidence: Evidence) -> Cause | None:
     place = int(wrong.nonzero()[0])
     count, first = int(wrong.sum()) // table.shape[1], f"first {int(given[place])} as {int(taken[place])}"
     line = f"{count} of {len(wrong) // table.shape[1]} tokens were looked up under other ids, {first}"
-    return evidence.cause("other ids", 0.85, [line], "compare the inputs before the first layer")
+    return evidence.cause("other ids", SURE, [line], "compare the inputs before the first layer")
 
 
 def nearest_rows(wanted: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -155,4 +157,4 @@ def changed_rows(evidence: Evidence) -> Cause | None:
     shown = f"{where[:8]}{' …' if count > 8 else ''}"
     lines = [f"{count} of {len(bad)} output channels are {how}: {shown}; the others are exact{rank}"]
     lines.append(f"largest error in channel {int(error.argmax())}: {float(error.max()):.1e}")
-    return evidence.cause("weight rows changed", 0.7, lines, "compare these rows of the weight with the checkpoint")
+    return evidence.cause("weight rows changed", SURE, lines, "compare these rows of the weight with the checkpoint")

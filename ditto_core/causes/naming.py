@@ -69,21 +69,6 @@ SPECIFIC: tuple[tuple[str, str, str, str, Kind], ...] = (
 )
 """Role, family, operation (as globs) and the change's own kind; the kind. The first that fits counts."""
 
-FIELDS: tuple[tuple[str, Kind], ...] = (
-    ("*rope*theta*", "RoPE base"),
-    ("*rope_type*", "RoPE scaling ignored"),
-    ("*rope*'factor'? is 1.0 in*", "RoPE scaling ignored"),
-    ("*rope*factor*", "RoPE scaling factor"),
-    ("*sliding_window is None*", "sliding window ignored"),
-    ("*sliding_window*", "sliding window size"),
-    ("*attn_logit_softcapping is None*", "softcap missing"),
-    ("*attn_logit_softcapping*", "softcap differs"),
-    ("*query_pre_attn_scalar*", "attention scale"),
-    ("*eps*", "norm epsilon"),
-    ("*act*", "activation kind"),
-)
-"""What a field of the configuration decides, by globs on the sentence that says its values."""
-
 
 def kind_of(mutant: Mutant, edits: Edits, part: Slice, model: Model) -> Kind:
     """Return the kind of what a mutant explains at a site."""
@@ -97,11 +82,6 @@ def kind_of(mutant: Mutant, edits: Edits, part: Slice, model: Model) -> Kind:
         if all(fnmatchcase(value, pattern) for value, pattern in asked):
             return kind
     return mutant.kind
-
-
-def kind_of_field(text: str) -> Kind:
-    """Return the kind of another value of a field of the configuration."""
-    return next((kind for pattern, kind in FIELDS if fnmatchcase(text, pattern)), "setting differs")
 
 
 def role_of(site: str, root: nn.Module) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.causes.confidence import confidence
 from ditto_core.causes.evidence import name_of
 from ditto_core.compare.blame import Cause
 from ditto_core.compare.tolerance import EPSILON
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from ditto_core.compare.blame import Blame
     from ditto_core.compare.comparison import Comparison
     from ditto_core.compare.result import SiteResult
+
+SURE = confidence("runs")
 
 
 def run_causes(comparison: Comparison | None, blamed: Sequence[Blame]) -> tuple[Cause, ...]:
@@ -43,7 +46,7 @@ def near_tie(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
         return None
     row, step = ties[0]
     line = f"{len(ties)} tokens differ where the reference's two best logits nearly tie, first row {row}, step {step}"
-    return Cause("near tie", "logits", 0.95, (line,), "no fault: compare logits, or accept near ties", False)
+    return Cause("near tie", "logits", SURE, (line,), "no fault: compare logits, or accept near ties", False)
 
 
 def observer_effect(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
@@ -57,7 +60,7 @@ def observer_effect(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
         return None
     line = f"the untapped engine's {effect.output} differ by {effect.rel_l2:.1e} at step {effect.step}"
     step = "trust the untapped engine's outputs; tap fewer or other sites until the two agree"
-    return Cause("observer effect", effect.output, 0.95, (line, f"rounding explains {bound:.1e}"), step)
+    return Cause("observer effect", effect.output, SURE, (line, f"rounding explains {bound:.1e}"), step)
 
 
 def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
@@ -74,7 +77,7 @@ def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
         f"the run had {comparison.steps} steps of {len(comparison.tokens) or 1} rows",
     )
     step = "test with representative inputs: longer prompts, padding; a test of final outputs alone would pass"
-    return Cause("hidden by this input", blamed[0].site, 0.6, lines, step)
+    return Cause("hidden by this input", blamed[0].site, SURE, lines, step)
 
 
 def final_results(comparison: Comparison) -> Iterator[SiteResult]:
@@ -104,7 +107,7 @@ def batch_rounding(alone: Comparison, batched: Comparison) -> Cause | None:
         return None
     line = f"alone and in a batch the engine's tokens part at step {step}; both runs are within rounding"
     advice = "no fault: kernels differ by shape; compare in float32 to be sure"
-    return Cause("batch-shape rounding", "logits", 0.9, (line,), advice, False)
+    return Cause("batch-shape rounding", "logits", SURE, (line,), advice, False)
 
 
 def build_spread(first: Comparison, second: Comparison) -> Cause | None:
@@ -122,7 +125,7 @@ def build_spread(first: Comparison, second: Comparison) -> Cause | None:
         f"errors {values[0]:.2e} and {values[1]:.2e}, both within rounding"
     )
     step = "keep a timing cache, and a tolerance above the spread"
-    return Cause("build-to-build spread", where.site, 0.9, (line,), step, False)
+    return Cause("build-to-build spread", where.site, SURE, (line,), step, False)
 
 
 ONE_RUN = (near_tie, observer_effect, hidden_by_input)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ditto_core.causes.confidence import SEVERAL, confidence
 from ditto_core.causes.evidence import rel_l2
 from ditto_core.causes.mutants import Edits, Model, Mutant, gloss, mutants
 from ditto_core.causes.naming import kind_of
@@ -34,7 +35,6 @@ ONLY: tuple[tuple[str, Callable[[int], bool]], ...] = (
 )
 
 NEXT: Mapping[str, str] = {
-    "settings": "build the engine with this field of the configuration, or set it there",
     "operations": "compare this operation in the engine's graph with the model's line",
     "constants": "compare this constant in the engine with the model's",
     "ids": "compare the ids, positions and frequencies that the engine uses with the model's",
@@ -51,13 +51,14 @@ NEXT: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Found:
-    """A mutant that explains a site. ``error`` is what it leaves, rel-L2, at the first wrong step."""
+    """A mutant that explains a site. ``error`` is what it leaves, rel-L2, at the first wrong step: in ``part``."""
 
     text: str
     price: float
     error: float
     mutant: Mutant
     edits: Edits
+    part: Slice
 
 
 def search(slices: Sequence[Slice], model: Model, seconds: float) -> tuple[list[Found], int, bool]:
@@ -97,13 +98,11 @@ def judge(mutant: Mutant, first: Slice, slices: Sequence[Slice], small: Slice | 
         return None
     if scope is None:
         return None
-    text = (
-        mutant.text
-        if mutant.fit is None
-        else mutant.text.replace("{}", said(number, mutant.starts[0], error / first.now))
-    )
+    text = mutant.text
+    if mutant.fit is not None:
+        text = text.replace("{}", said(number, mutant.starts[0], error / first.now))
     text, price = (f"{text}, {scope}", mutant.price + 1) if scope else (text, mutant.price)
-    return Found(text, price, error, mutant, edits)
+    return Found(text, price, error, mutant, edits, first)
 
 
 def screened(mutant: Mutant, small: Slice) -> Sequence[float] | None:
@@ -203,8 +202,8 @@ def tells(part: Slice) -> bool:
     return (finite and enough) or (part.mask and not bool(torch.isnan(actual).any()))
 
 
-def explain(levels: Iterator[Sequence[Slice]], model: Model, seconds: float) -> tuple[Cause | None, str]:
-    """Return the cause of a site, and a note where there is something to say and no cause.
+def explain(levels: Iterator[Sequence[Slice]], model: Model, seconds: float) -> tuple[Cause | None, str, Found | None]:
+    """Return the cause of a site, a note where there is something to say and no cause, and what is named.
 
     ``levels``: the site's slices, then those with more of the code upstream unfolded. Empty slices, which do not
     reproduce the model, explain nothing.
@@ -214,20 +213,20 @@ def explain(levels: Iterator[Sequence[Slice]], model: Model, seconds: float) -> 
     for slices in levels:
         first = next((part for part in slices if part.flagged), None)
         if first is None or not tells(first):
-            return None, ""
+            break
         found, count, complete = search(slices, model, end - time.thread_time())
         tried += count
         if found:
-            return named(distinct(found, first), slices, tried, model)
+            return *named(distinct(found, first), slices, tried, model), found[0]
         if not complete:
             said = f"no cause among {tried} changes of the model's code tried in {seconds:.0f} s"
-            return None, f"{first.seen.site}: {said}"
-    return None, ""
+            return None, f"{first.seen.site}: {said}", None
+    return None, "", None
 
 
 def named(found: Sequence[Found], slices: Sequence[Slice], tried: int, model: Model) -> tuple[Cause | None, str]:
     """Make a cause of what explains a site: one explanation, or several that this input cannot tell apart."""
-    first, best = next(part for part in slices if part.flagged), found[0]
+    first, best = found[0].part, found[0]
     site, steps = first.seen.site, ", ".join(str(part.seen.step) for part in slices)
     if len(found) > MOST:
         texts = "; ".join(item.text for item in found[:3])
@@ -237,10 +236,10 @@ def named(found: Sequence[Found], slices: Sequence[Slice], tried: int, model: Mo
         evidence.append(f"or one of {len(found) - 3} more, which only another input can tell apart")
     judged_at = f"judged at {'steps' if len(slices) > 1 else 'step'} {steps}"
     evidence.append(f"that leaves {best.error:.1e} of an error of {first.now:.1e}; {judged_at}, {tried} changes tried")
-    confidence = 0.9 if len(found) == 1 else 0.6
     step = NEXT.get(best.mutant.family, "compare this place of the model's code with the engine's graph")
     rule = f"mutants.{best.mutant.family}"
+    sure = confidence(rule if len(found) == 1 else SEVERAL)
     if len({item.mutant.family for item in found}) > 1:
         step += "; a longer prompt, padding or more rows may tell the explanations apart"
     kind = kind_of(best.mutant, best.edits, first, model)
-    return Cause(kind, site, confidence, tuple(evidence), step, rule=rule), ""
+    return Cause(kind, site, sure, tuple(evidence), step, rule=rule), ""

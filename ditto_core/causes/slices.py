@@ -12,11 +12,11 @@ from operator import or_
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from ditto_core.causes.evidence import Seen, left, rel_l2
 from ditto_core.compare.masks import hidden_share, is_mask
-from ditto_core.model.tape import Node, Ref, Tape
+from ditto_core.model.tape import Node, Ref, Tape, mapped
 
 LARGE = 1 << 20
 """Elements of a weight from which changes are tried on some of its output channels first."""
@@ -41,16 +41,14 @@ class Slice:
         self.nodes = [local(tape.nodes[number], place, unfolded) for number in needed]
         self.root = Ref(place[root.node], root.item)
         self.below = reached(self.nodes)
-        self.mask = False
         self._compute()
-        self.mask = is_mask(self.expected)
-        self.now = self.error(self.expected)
 
     def _compute(self) -> None:
         self.base: Values = []
         for i in range(len(self.nodes)):
             self.base.append(self.call(i, self.base))
         self.expected = self.get(self.base, self.root)
+        self.mask = is_mask(self.expected)
         self.now = self.error(self.expected)
 
     def _with(self, leaves: Mapping[int, torch.Tensor], seen: Seen) -> Slice:
@@ -79,9 +77,7 @@ class Slice:
     def arguments(self, i: int, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what a node takes; a tensor that it writes into is a copy."""
         node = self.nodes[i]
-        args, kwargs = tree_map(
-            lambda x: self.get(values, x) if isinstance(x, Ref) else x, (node.args, dict(node.kwargs))
-        )
+        args, kwargs = mapped(lambda ref: self.get(values, ref), Ref, (node.args, node.kwargs))
         return ((args[0].clone(), *args[1:]) if node.writes else args), kwargs
 
     def call(self, i: int, values: Values, func: Callable[..., Any] | None = None) -> Any:
@@ -194,12 +190,12 @@ def nodes_of(tape: Tape, root: Ref, unfolded: Collection[str]) -> list[int]:
 def local(node: Node, place: Mapping[int, int], unfolded: Collection[str]) -> Node:
     """Return a node that refers to others by their place in a slice."""
 
-    def moved(x: Any) -> Any:
-        return Ref(place[x.node], x.item) if isinstance(x, Ref) else x
+    def moved(ref: Ref) -> Ref:
+        return Ref(place[ref.node], ref.item)
 
     if node.origin is not None and node.label in unfolded:
         return replace(node, func=lambda x: x, args=(moved(node.origin),), name="site", value=None, origin=None)
-    args, kwargs = tree_map(moved, (node.args, dict(node.kwargs)))
+    args, kwargs = mapped(moved, Ref, (node.args, node.kwargs))
     return replace(node, args=args, kwargs=kwargs)
 
 

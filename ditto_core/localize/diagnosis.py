@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
     from ditto_core.graphs.graph import Graph
 
-SEARCHED = 2
-"""Sites without a named cause for which changes of the model's code are tried."""
-
 EXAMINED = 24
 """Sites that are searched for a cause; a fault that is everywhere needs no more."""
 
@@ -52,7 +49,7 @@ def unnamed_explained(
     if not sites:
         return {}, ()
     try:
-        return explained(localizer, sites[:SEARCHED])
+        return explained(localizer, sites)
     except Exception as error:  # noqa: BLE001 - the verdict stands, whatever an explanation of it does
         return {}, (f"{sites[0]}: no cause was searched: {type(error).__name__}: {first_line(error)}",)
 

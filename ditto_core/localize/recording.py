@@ -30,10 +30,10 @@ class Recording:
     results: Mapping[tuple[int, str], LocalResult]
 
     @classmethod
-    def of(cls, localizer: Localizer) -> Recording:
-        """Replay the kept steps."""
+    def of(cls, localizer: Localizer, sites: Collection[str] = ()) -> Recording:
+        """Replay the kept steps, up to the last of some sites or to the end."""
         results = {(result.step, result.site): result for result in localizer.results}
-        return cls(localizer, tuple(recorded(localizer)), results)
+        return cls(localizer, tuple(recorded(localizer, sites)), results)
 
     def slices(self, site: str, unfolded: Collection[str] = ()) -> list[Slice]:
         """Return a site's slices that are the same computation as at its first flagged step, by step."""
@@ -84,12 +84,12 @@ def seen(localizer: Localizer, result: LocalResult, kept: Kept, shown: Collectio
     )
 
 
-def recorded(localizer: Localizer) -> Iterator[tuple[Kept, Tape]]:
-    """Yield the kept steps, each with the tape of its replay."""
+def recorded(localizer: Localizer, sites: Collection[str]) -> Iterator[tuple[Kept, Tape]]:
+    """Yield the kept steps, each with the tape of its replay up to the last of some sites, or to the end."""
     replay = localizer.truth
     replay.start()
     for kept in localizer.kept:
-        tape = Tape(replay.names(kept.inputs))
+        tape = Tape(replay.names(kept.inputs), sites)
         replay.step(kept.inputs, kept.actual, ignored, tape)
         yield kept, tape
 

@@ -114,7 +114,7 @@ class Forced:
 
     def visit(self, site: str, tensor: torch.Tensor, _: Any) -> torch.Tensor | None:
         """Hand the module's value out and put the engine's in its place, where the engine shows one."""
-        if self._tape is None:
+        if self._tape is None or self._tape.ended:
             return self._force(site, tensor, None)
         with self._tape.paused():
             return self._force(site, tensor, self._tape)
@@ -159,7 +159,7 @@ class Forced:
             if actual is not None and actual.shape == tensor.shape:
                 self._done.add(tap.site)
                 self._on_value(tap, tensor)
-                if self._tape is not None:
+                if self._tape is not None and not self._tape.ended:
                     self._tape.force(tap.site, self._tape.ref(tensor), tensor, None)
 
     def _writable(self, tensor: torch.Tensor) -> bool:

@@ -8,24 +8,29 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ditto_core.causes.evidence import left
-from ditto_core.causes.naming import kind_of_field
+from ditto_core.causes.confidence import confidence
+from ditto_core.causes.evidence import left, rel_l2
 from ditto_core.compare.blame import Cause
-from ditto_core.localize.local import Localizer, Valid, error
+from ditto_core.localize.local import Localizer, Valid, rel_error
 from ditto_core.localize.replay import Replay
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from ditto_core.causes.kinds import Kind
     from ditto_core.compare.blame import LocalResult
     from ditto_core.sites import Tap
 
 ROOM = 1.5
 """A site may differ by so many bounds: the bound is of the right model's rounding, not of this one's."""
+
+SAME = 1e-12
+"""rel-L2 up to which a site is what it was."""
 
 LEFT_OUT = (
     "vocab_size", "hidden_size", "num_hidden_layers", "dtype", "architectures", "model_type", "transformers_version",
@@ -34,6 +39,21 @@ LEFT_OUT = (
     "initializer_range", "chunk_size",
 )  # fmt: skip
 """Parts of names of fields that do not change what is computed, or change the shape of weights."""
+
+FIELDS: tuple[tuple[str, Kind], ...] = (
+    ("*rope*theta*", "RoPE base"),
+    ("*rope_type*", "RoPE scaling ignored"),
+    ("*rope*'factor'? is 1.0 in*", "RoPE scaling ignored"),
+    ("*rope*factor*", "RoPE scaling factor"),
+    ("*sliding_window is None*", "sliding window ignored"),
+    ("*sliding_window*", "sliding window size"),
+    ("*attn_logit_softcapping is None*", "softcap missing"),
+    ("*attn_logit_softcapping*", "softcap differs"),
+    ("*query_pre_attn_scalar*", "attention scale"),
+    ("*eps*", "norm epsilon"),
+    ("*act*", "activation kind"),
+)
+"""What a field of the configuration decides, by globs on the sentence that says its values."""
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu", "quick_gelu", "relu2")
 COUNTS = ("sliding_window", "num_experts_per_tok", "query_pre_attn_scalar")
@@ -46,22 +66,34 @@ def setting(
 
     Fields that are named in ``code``, the lines that compute the first wrong site, are tried first.
     """
-    found = configured(localizer.model.module)
-    if found is None:
+    own = configured(localizer.truth.module)
+    if own is None:
         return None
-    path, own = found
     end = time.thread_time() + seconds
     fields = sorted(choices(own.config), key=lambda c: c[0] not in code)
     if right_elsewhere(results) and uniform(own.config):
         fields = [field for field in fields if isinstance(field[1], list)]
+    idle: set[tuple[str, ...]] = set()
     for tried, (name, value, other) in enumerate(fields):
         if time.thread_time() > end:
             return None
+        if (part := part_of(name, value, other)) in idle:
+            continue
         with suppress(Exception):  # many values fit no model
-            whole = rebuilt(localizer.model.module, path, own, name, other)
-            if whole is not None and explains(localizer, whole, results):
-                return named(results, difference(name, value, other), tried)
+            whole = rebuilt(localizer.truth.module, own, name, other)
+            try:
+                if whole is not None and explains(localizer, whole, results):
+                    return named(results, difference(name, value, other), tried)
+            except Unmoved:
+                idle |= {part} if isinstance(value, (float, str, dict)) else set()
     return None
+
+
+def part_of(name: str, value: Any, other: Any) -> tuple[str, ...]:
+    """Return the field that another value changes: of a table the name of the entry, too."""
+    if not (isinstance(value, dict) and isinstance(other, dict)):
+        return (name,)
+    return (name, *(key for key in value if value[key] != other.get(key)))
 
 
 def right_elsewhere(results: Mapping[tuple[int, str], LocalResult]) -> bool:
@@ -78,11 +110,11 @@ def uniform(config: Any) -> bool:
     return all(len({str(item) for item in value}) < 2 for value in lists)
 
 
-def configured(root: nn.Module) -> tuple[str, Any] | None:
-    """Return the model of transformers in a module, and its path."""
+def configured(root: nn.Module) -> Any:
+    """Return the model of transformers in a module, None where there is none."""
     from transformers import PreTrainedModel
 
-    return next(((path, m) for path, m in root.named_modules() if isinstance(m, PreTrainedModel)), None)
+    return next((m for m in root.modules() if isinstance(m, PreTrainedModel)), None)
 
 
 def choices(config: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -135,29 +167,33 @@ def of_table(value: Mapping[str, Any]) -> list[Any]:
     return others
 
 
-def rebuilt(root: nn.Module, path: str, own: Any, name: str, value: Any) -> nn.Module | None:
-    """Return the module with the model inside built anew, with the same weights; None where they do not fit."""
+def rebuilt(root: nn.Module, own: Any, name: str, value: Any) -> nn.Module | None:
+    """Return the module with the model inside built anew on the same weights; None where they do not fit."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # transformers 4
+        from transformers.modeling_utils import no_init_weights
+
     config = copy.deepcopy(own.config)
     setattr(config, name, value)
-    with torch.inference_mode(mode=False), torch.random.fork_rng(devices=[]):
+    with torch.inference_mode(mode=False), torch.random.fork_rng(devices=[]), no_init_weights():
         other = type(own)(config).eval().requires_grad_(False)
         weights, new = own.state_dict(), other.state_dict()
         # a field that adds weights (a bias of zeros) says nothing of these
         if set(new) != set(weights) or any(new[name].shape != tensor.shape for name, tensor in weights.items()):
             return None
-        other.load_state_dict(weights)
-    other.to(next(own.parameters()).dtype)
-    if not path:
-        made: nn.Module = other
-        return made
-    whole = copy.deepcopy(root)
-    parent, _, last = path.rpartition(".")
-    setattr(whole.get_submodule(parent), last, other)
-    return whole
+        other.load_state_dict(weights, assign=True)
+        other.tie_weights()
+    made: nn.Module = copy.deepcopy(root, {id(own): other})
+    return made
 
 
 class OtherError(Exception):
     """A site differs: the field is not the cause."""
+
+
+class Unmoved(OtherError):
+    """A wrong site is what it was: the field has no say there, whatever its value."""
 
 
 def explains(localizer: Localizer, module: nn.Module, results: Mapping[tuple[int, str], LocalResult]) -> bool:
@@ -171,13 +207,10 @@ def explains(localizer: Localizer, module: nn.Module, results: Mapping[tuple[int
 
 def agrees(localizer: Localizer, module: nn.Module, results: Mapping[tuple[int, str], LocalResult]) -> bool:
     """Tell whether another module gives the sites that ``results`` are of, up to the last kept step with one."""
-    replay = Replay(
-        replace(localizer.model, module=module),
-        localizer.taps,
-        engine_dtype=localizer.dtype,
-        dtype=localizer.truth.dtype,
-    )
+    dtype = localizer.truth.dtype
+    replay = Replay(replace(localizer.model, module=module), localizer.taps, engine_dtype=dtype, dtype=dtype)
     replay.start()
+    before = {(capture.step, site): own for capture in localizer.captures for site, own in capture.expected.items()}
     for kept in localizer.kept:
         valid, seen = Valid(kept.inputs), set()
 
@@ -186,17 +219,25 @@ def agrees(localizer: Localizer, module: nn.Module, results: Mapping[tuple[int, 
             seen.add(tap.site)  # noqa: B023
             if result is None:
                 return
-            found = error(kept.actual[tap.site], tensor, tap, valid)  # noqa: B023
-            if not found.rel_l2 <= limit(result, localizer.factor):
-                raise OtherError(tap.site)
+            found = rel_error(kept.actual[tap.site], tensor, tap, valid)  # noqa: B023
+            if not found <= limit(result, localizer.factor):
+                own = before.get((kept.step, tap.site))  # noqa: B023
+                raise (OtherError if own is None or moved(tensor, own) else Unmoved)(tap.site)
 
         try:
             replay.step(kept.inputs, kept.actual, check)
+        except Unmoved:
+            raise
         except OtherError:
             return False
         if not {site for step, site in results if step == kept.step} <= seen:
             return False
     return True
+
+
+def moved(tensor: torch.Tensor, own: torch.Tensor) -> bool:
+    """Tell whether two tensors differ by more than how their sums were split among threads."""
+    return not torch.equal(tensor, own) and not rel_l2(tensor.double(), own.double()) <= SAME
 
 
 def limit(result: LocalResult, factor: float) -> float:
@@ -215,10 +256,16 @@ def difference(name: str, value: Any, other: Any) -> str:
     return f"config.{name} is {other!r} in place of {value!r}"
 
 
+def kind_of_field(text: str) -> Kind:
+    """Return the kind of another value of a field of the configuration."""
+    return next((kind for pattern, kind in FIELDS if fnmatchcase(text, pattern)), "setting differs")
+
+
 def named(results: Mapping[tuple[int, str], LocalResult], text: str, tried: int) -> Cause:
     """Make the cause, at the first wrong site."""
     flagged = [result for result in results.values() if result.flagged]
     first = min(flagged, key=lambda r: (r.step, r.order))
     lines = (text, f"the model with that gives every site of the engine; {tried} other values tried")
     step = "build the engine with this field of the configuration as the model has it"
-    return Cause(kind_of_field(text), first.site, 0.95, lines, step, rule="mutants.settings")
+    rule = "mutants.settings"
+    return Cause(kind_of_field(text), first.site, confidence(rule), lines, step, rule=rule)

@@ -170,9 +170,9 @@ def layout(module: nn.Module) -> tuple[State, ...]:
     try:
         step(module, torch.zeros(1, 2, dtype=torch.int64), cache)
     except FAILURES as error:
-        name, found = type(module).__name__, f"{type(error).__name__}: {first_line(error)}"
+        name, said = type(module).__name__, f"{type(error).__name__}: {first_line(error)}"
         raise ModelError(
-            f"{name} cannot be stepped: with an empty cache and two tokens its own forward fails ({found}), expected "
+            f"{name} cannot be stepped: with an empty cache and two tokens its own forward fails ({said}), expected "
             f"logits; transformers here is {version('transformers')}, another version may do"
         ) from error
     found = []

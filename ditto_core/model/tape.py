@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +52,41 @@ class Node:
     origin: Ref | None = None
     writes: bool = False
 
-    @property
+    @cached_property
     def refs(self) -> list[Ref]:
         """The tensors that it takes."""
-        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
+        found: list[Ref] = []
+        mapped(found.append, Ref, (self.args, self.kwargs))
+        return found
+
+
+def mapped(func: Callable[[Any], Any], kind: type, x: Any) -> Any:
+    """Return nested arguments with ``func`` of what is of a kind in its place.
+
+    As ``tree_map``, which takes many times as long over a few numbers: a search for a cause calls this most.
+    """
+    if isinstance(x, kind):
+        return func(x)
+    if type(x) in (tuple, list):
+        return type(x)([mapped(func, kind, item) for item in x])
+    if type(x) is dict:
+        return {key: mapped(func, kind, item) for key, item in x.items()}
+    if isinstance(x, (tuple, dict)):  # of a class of its own
+        return tree_map(lambda leaf: func(leaf) if isinstance(leaf, kind) else leaf, x)
+    return x
 
 
 class Tape(TorchFunctionMode):
     """Records the torch functions that run under it.
 
-    ``names``: names of tensors that are there before, by address of their data. ``sites`` afterwards: what the model
-    computed at each site.
+    ``names``: names of tensors that are there before, by address of their data. ``wanted``: sites after the last of
+    which nothing is recorded; empty for all. ``sites`` afterwards: what the model computed at each site.
     """
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: Mapping[int, str], wanted: Collection[str] = ()) -> None:
         super().__init__()
+        self._waiting = set(wanted)
+        self.ended = False
         self.nodes: list[Node] = []
         self.sites: dict[str, Ref] = {}
         self._names = names
@@ -95,11 +116,14 @@ class Tape(TorchFunctionMode):
         self.sites[site] = origin
         if value is not None:
             self._known[tensor] = self._add(Node(value=value, label=site, origin=origin))
+        if site in self._waiting:
+            self._waiting.remove(site)
+            self.ended = not self._waiting
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` and write it down."""
         kwargs = kwargs or {}
-        if self._paused:
+        if self._paused or self.ended:
             return func(*args, **kwargs)
         if func in ELEMENTARY:
             with self:
@@ -109,10 +133,10 @@ class Tape(TorchFunctionMode):
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", str(func))
-        taken, named = tree_map(lambda x: self.ref(x) if isinstance(x, torch.Tensor) else x, (tuple(args), kwargs))
+        taken, named = mapped(self.ref, torch.Tensor, (tuple(args), kwargs))
         out = func(*args, **kwargs)
         result = args[0] if name == "__setitem__" else out
-        leaves = tree_leaves(result)
+        leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
         tensors = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         writes = name in WRITING or (name.endswith("_") and not name.endswith("__"))
         if not tensors or (not writes and all(tensor in self._known for _, tensor in tensors)):
@@ -138,6 +162,11 @@ def line_of_model() -> tuple[str, str]:
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(OWN):
         frame = frame.f_back
-    path = frame.f_code.co_filename
-    code = linecache.getline(path, frame.f_lineno).strip()
-    return f"{Path(path).name}:{frame.f_lineno}", code if len(code) <= LONGEST else code[: LONGEST - 2] + " …"
+    return shown_line(frame.f_code.co_filename, frame.f_lineno)
+
+
+@cache
+def shown_line(path: str, number: int) -> tuple[str, str]:
+    """Return ``file:line`` and what stands there, as far as there is room."""
+    code = linecache.getline(path, number).strip()
+    return f"{Path(path).name}:{number}", code if len(code) <= LONGEST else code[: LONGEST - 2] + " …"

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from ditto_core.causes import KINDS, RULES
-from ditto_core.causes.naming import FIELDS, SPECIFIC
+from ditto_core.causes.naming import SPECIFIC
 from ditto_core.localize import EVERYTHING
+from ditto_core.localize.settings import FIELDS
 from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec

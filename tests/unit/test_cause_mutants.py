@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ditto_core.causes.confidence import SEVERAL, confidence
 from ditto_core.causes.evidence import Seen
 from ditto_core.causes.mutants import Model
-from ditto_core.causes.rounding import integers
 from ditto_core.causes.search import explain, fit, said, search, shown
 from ditto_core.causes.slices import Slice
+from ditto_core.compare.formats import integers
 from ditto_core.model.tape import Tape
 
 
@@ -49,7 +50,7 @@ def sliced(model, engine, x=None, step=0, bound=1e-6, root=ROOT):
 
 def cause_of(*slices):
     with torch.inference_mode():
-        return explain(iter([slices]), MODEL, 20)
+        return explain(iter([slices]), MODEL, 20)[:2]
 
 
 def block(x):
@@ -150,7 +151,7 @@ def test_explanations_that_this_input_cannot_tell_apart_are_given_with_or():
     said = " ".join(cause.evidence)
     assert "rolled by 1 along axis -3" in said
     assert "or: " in said
-    assert cause.confidence == 0.6
+    assert cause.confidence == confidence(SEVERAL)
 
 
 def test_what_too_many_changes_explain_is_not_named():
@@ -165,7 +166,7 @@ def test_what_too_many_changes_explain_is_not_named():
 def test_one_explanation_in_several_places_is_one():
     """Negating x, the product or the output is the same, whatever x is."""
     cause, _ = cause_of(sliced(lambda x: x * ROOT.gain, lambda x: -x * ROOT.gain))
-    assert cause.confidence == 0.9
+    assert cause.confidence == confidence(cause.rule)
     assert not any(line.startswith("or") for line in cause.evidence)
 
 
@@ -173,7 +174,7 @@ def test_a_search_ends_with_its_time():
     with torch.inference_mode():
         part = sliced(block, lambda x: block(x) * (1 + 0.01 * numbers(2, 5, 6, seed=60)))
         assert search([part], MODEL, 0.0)[2] is False
-        cause, note = explain(iter([[part]]), MODEL, 0.0)
+        cause, note, _ = explain(iter([[part]]), MODEL, 0.0)
     assert cause is None
     assert "no cause among" in note
 
@@ -231,9 +232,20 @@ def test_a_large_product_is_tried_on_some_of_its_channels_and_judged_on_all(chan
     leaf = next(i for i, node in enumerate(part.nodes) if node.label == "wide")
     assert part.costly([leaf])
     with torch.inference_mode():
-        cause, note = explain(iter([[part]]), Model.of(root, "float32"), 60)
+        cause, note, _ = explain(iter([[part]]), Model.of(root, "float32"), 60)
     assert note == ""
     assert said in cause.evidence[0]
+
+
+def test_a_large_square_weight_that_is_transposed_is_named():
+    root = torch.nn.Module()
+    root.wide = torch.nn.Parameter(numbers(1056, 1056, seed=3), requires_grad=False)
+    x = numbers(1, 4, 1056)
+    part = sliced(lambda x: F.linear(x, root.wide), lambda x: F.linear(x, root.wide.T), x, root=root)
+    with torch.inference_mode():
+        cause, note, _ = explain(iter([[part]]), Model.of(root, "float32"), 60)
+    assert (cause.rule, note) == ("mutants.layouts", "")
+    assert "wide is transposed" in cause.evidence[0]
 
 
 def test_a_small_product_has_no_narrower_slice():

@@ -5,7 +5,16 @@ import torch
 
 from ditto_core.compare.blame import LocalResult
 from ditto_core.compare.metrics import measure
-from ditto_core.localize.settings import choices, difference, limit, rebuilt, right_elsewhere, uniform
+from ditto_core.localize.settings import (
+    choices,
+    difference,
+    limit,
+    moved,
+    part_of,
+    rebuilt,
+    right_elsewhere,
+    uniform,
+)
 from ditto_core.model.loading import tiny_decoder
 
 
@@ -16,15 +25,54 @@ def llama():
 
 def test_a_field_that_adds_weights_explains_nothing(llama):
     """A bias of zeros would give the very same numbers."""
-    assert rebuilt(llama, "", llama, "attention_bias", True) is None
+    assert rebuilt(llama, llama, "attention_bias", True) is None
 
 
-def test_a_rebuilt_model_has_the_same_weights_and_another_field(llama):
+def test_a_rebuilt_model_shares_the_weights_and_has_another_field(llama):
     before = torch.get_rng_state()
-    other = rebuilt(llama, "", llama, "rms_norm_eps", 0.5)
+    other = rebuilt(llama, llama, "rms_norm_eps", 0.5)
     assert torch.equal(torch.get_rng_state(), before)
     assert (llama.config.rms_norm_eps, other.config.rms_norm_eps) == (pytest.approx(1e-6), 0.5)
-    assert all(torch.equal(a, b) for a, b in zip(llama.parameters(), other.parameters(), strict=True))
+    assert (llama.model.norm.variance_epsilon, other.model.norm.variance_epsilon) == (pytest.approx(1e-6), 0.5)
+    pairs = zip(llama.state_dict().values(), other.state_dict().values(), strict=True)
+    assert all(a.data_ptr() == b.data_ptr() for a, b in pairs)
+    assert torch.equal(llama.model.rotary_emb.inv_freq, other.model.rotary_emb.inv_freq)
+
+
+def test_a_rebuilt_model_stands_where_its_own_stood(llama):
+    around = torch.nn.ModuleDict({"inner": llama, "head": torch.nn.Linear(2, 2)})
+    other = rebuilt(around, llama, "rms_norm_eps", 0.5)
+    assert other["inner"].config.rms_norm_eps == 0.5
+    assert torch.equal(other["head"].weight, around["head"].weight)
+    assert llama.config.rms_norm_eps == pytest.approx(1e-6)
+
+
+def test_a_model_that_ties_its_head_takes_the_embedding_for_it(llama):
+    """A head that was loaded from the embedding's table is what the field does, not the reverse."""
+    other = rebuilt(llama, llama, "tie_word_embeddings", True)
+    assert torch.equal(other.lm_head.weight, llama.model.embed_tokens.weight)
+    assert not torch.equal(other.lm_head.weight, llama.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "part"),
+    [
+        (1e-6, 1e-5, ("field",)),
+        ({"a": 1.0, "b": 2}, {"a": 3.0, "b": 2}, ("field", "a")),
+        ({"a": 1.0, "b": 2}, {"a": 3.0}, ("field", "a", "b")),
+        ({"a": 1.0}, None, ("field",)),
+    ],
+)
+def test_what_another_value_changes_is_the_field_or_an_entry_of_its_table(value, other, part):
+    assert part_of("field", value, other) == part
+
+
+def test_a_site_that_is_what_it_was_has_not_moved():
+    tensor = torch.tensor([1.0, 2.0, -torch.inf], dtype=torch.float64)
+    assert not moved(tensor, tensor.clone())
+    assert not moved(tensor[:2] * (1 + 1e-15), tensor[:2])
+    assert moved(tensor[:2] * (1 + 1e-9), tensor[:2])
+    assert moved(tensor, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
 
 
 def test_values_are_neighbours_and_none_but_a_rotary_base_is_large(llama):

@@ -151,9 +151,7 @@ def test_a_tokenizer_that_gets_no_vocabulary_is_left_out_with_a_warning(tmp_path
 def test_a_model_whose_own_code_takes_no_empty_cache_is_refused_in_one_line(monkeypatch):
     model = tiny_decoder("llama", layers=1)
     monkeypatch.setattr("ditto_core.model.states.empty_cache", lambda module: object())
-    with pytest.raises(
-        ModelError, match=r"^LlamaForCausalLM cannot be stepped: .*AttributeError"
-    ):
+    with pytest.raises(ModelError, match=r"^LlamaForCausalLM cannot be stepped: .*AttributeError"):
         states.layout(model)
 
 

@@ -16,6 +16,9 @@ from ditto_core.model.tape import Ref
 Edits = Mapping[int, Edit]
 """What changes, by place in the slice: places mean the same at every step whose slice has the same operations."""
 
+Function = Callable[[torch.Tensor, float], torch.Tensor]
+Wrap = Callable[[Callable[..., Any]], Edit]
+
 CASTS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 WORDS: Mapping[str, str] = {
@@ -153,3 +156,11 @@ def output_or_place(part: Slice, i: int) -> str:
 def operands(part: Slice, i: int) -> Sequence[tuple[int, Ref]]:
     """Return the tensors that a node takes by position."""
     return [(k, arg) for k, arg in enumerate(part.nodes[i].args) if isinstance(arg, Ref)]
+
+
+def fitted(
+    text: str, price: float, kind: Kind, i: int, func: Function, starts: tuple[float, ...], wrap: Wrap = changed
+) -> Mutant:
+    """Make a mutant that applies a function of a number to what a node gives, or (``instead``) to what it takes."""
+    fit: Callable[[float], Edits] = lambda number: {i: wrap(lambda x, *_, **__: func(x, number))}  # noqa: E731
+    return Mutant(text, price, kind, fit=fit, starts=starts)

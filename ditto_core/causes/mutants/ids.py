@@ -8,10 +8,9 @@ from functools import partial
 import torch
 
 from ditto_core.causes.kinds import Kind
-from ditto_core.causes.mutants.base import Edits, Model, Mutant, changed, output_or_place
+from ditto_core.causes.mutants.base import Model, Mutant, changed, fitted, output_or_place
 from ditto_core.causes.slices import Slice, Values
 
-Fit = Callable[[float], Edits]
 Change = tuple[str, float, Kind, Callable[[torch.Tensor], torch.Tensor]]
 
 COUNTED = frozenset(("cumsum", "arange", "__add__", "add", "sub", "mul", "clamp", "abs", "long"))
@@ -115,10 +114,15 @@ def frequencies(part: Slice, i: int, model: Model) -> Iterator[Mutant]:
     if not torch.allclose(theta**-exponents, own.double(), rtol=1e-5):
         edit = changed(lambda t: (theta**-exponents).to(t.dtype))
         yield Mutant(f"{label} is that of base {theta:g}, unscaled", 1.5, "RoPE scaling ignored", {i: edit})
-    based: Fit = lambda base: {i: changed(lambda t: (abs(base) ** -exponents).to(t.dtype))}  # noqa: E731
     starts = (theta, *(base for base in (1e4, 1e5, 1e6) if base != theta))
-    yield Mutant(f"the base of {label} is {{}}, not {theta:g}", 2.4, "RoPE base", fit=based, starts=starts)
+    text = f"the base of {label} is {{}}, not {theta:g}"
+    yield fitted(text, 2.4, "RoPE base", i, lambda t, base: (abs(base) ** -exponents).to(t.dtype), starts)
     for k in range(1, len(own)):
         text = f"the numbers of {label} from {k} on are multiplied by {{}}"
-        fit: Fit = lambda x, k=k: {i: changed(lambda t: torch.cat([t[:k], t[k:] * x]))}  # type: ignore[misc]  # noqa: E731
-        yield Mutant(text, 3.6, "RoPE scaling differs", fit=fit, starts=(1.0, 0.5, 0.1))
+        further = partial(multiplied, k)
+        yield fitted(text, 3.6, "RoPE scaling differs", i, further, (1.0, 0.5, 0.1))
+
+
+def multiplied(k: int, t: torch.Tensor, factor: float) -> torch.Tensor:
+    """Multiply what comes from an index on."""
+    return torch.cat([t[:k], t[k:] * factor])

@@ -27,16 +27,19 @@ def layouts(part: Slice, model: Model) -> Iterator[Mutant]:
     """Yield other layouts of the site's own tensor, of what comes in, and of what is worth it between."""
     for i, node in enumerate(part.nodes):
         value = part.base[i]
-        if not is_float(value) or not value.ndim or value.numel() > LARGE:
+        if not is_float(value) or not value.ndim:
             continue
         if not (node.func is None or i == part.root.node or node.name in USEFUL):
             continue
         what, more = output_or_place(part, i), 0.0 if node.func is None or i == part.root.node else 0.5
+        large = value.numel() > LARGE
         for text, price, move in moves(value.shape, model.sizes):
+            if large and not text.startswith("transposed"):
+                continue  # what is no view takes too long
             yield Mutant(f"{what} is {text}", price + more, "other layout", {i: changed(move)})
         # where an embedding's output is wrong at some tokens, the ids are
         looked_up = i == part.root.node and any(n.name == "embedding" for n in part.nodes)
-        for text, price, move in () if looked_up else ranges(value.shape):
+        for text, price, move in () if looked_up or large else ranges(value.shape):
             yield Mutant(f"{what} is {text}", price + more, "part of a tensor", {i: changed(move)}, family="ranges")
     yield from pairs(part, model)
     if any(node.label in model.tensors and part.base[i].ndim == 2 for i, node in enumerate(part.nodes)):

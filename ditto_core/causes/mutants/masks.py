@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ditto_core.causes.kinds import Kind
-from ditto_core.causes.mutants.base import Edits, Model, Mutant, changed, is_float, place_of
+from ditto_core.causes.mutants.base import Function, Model, Mutant, fitted, is_float, place_of
 from ditto_core.causes.slices import Edit, Slice, Values
 from ditto_core.compare.masks import is_mask
 
@@ -70,8 +70,8 @@ def masks(part: Slice, model: Model) -> Iterator[Mutant]:
         what = "the mask" if i == part.root.node else f"the mask of {place_of(part, i)}"
         for text, price, kind, rule in predicates:
             yield Mutant(f"{what} {text}", price, kind, {i: shown_by(rule)})
-        fit: Callable[[float], Edits] = lambda n, i=i: {i: changed(lambda own: torch.where(own < 0, n, own))}  # type: ignore[misc]  # noqa: E731
-        yield Mutant(f"{what} hides with {{}} only", 3, "other constant", fit=fit, starts=(-1.0, -4.0, -10.0))
+        weak: Function = lambda own, n: torch.where(own < 0, n, own)  # noqa: E731
+        yield fitted(f"{what} hides with {{}} only", 3, "other constant", i, weak, (-1.0, -4.0, -10.0))
 
 
 def shown_by(rule: Rule) -> Edit:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -13,9 +12,11 @@ from torch.nn import functional as F
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.mutants.base import (
     Edits,
+    Function,
     Model,
     Mutant,
     changed,
+    fitted,
     instead,
     is_float,
     output_or_place,
@@ -23,18 +24,14 @@ from ditto_core.causes.mutants.base import (
     with_argument,
 )
 from ditto_core.causes.mutants.operations import MOVING
-from ditto_core.causes.rounding import CHUNKS, QUANTIZERS, narrow_sum, round_bits
-from ditto_core.causes.slices import LARGE, Edit, Slice
+from ditto_core.causes.slices import LARGE, Slice
+from ditto_core.compare.formats import CHUNKS, QUANTIZERS, narrow_sum, round_bits
 
 ARITHMETIC = ("add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "imul", "div", "truediv", "rtruediv", "pow", "rpow")
 ACTIVE = frozenset(("gelu", "silu", "relu"))
 PRODUCTS = frozenset(("matmul", "mm", "bmm", "__matmul__"))
 ROUNDED = 0.7
 """Share of an error that a rounding has to account for, whose details differ between engines."""
-
-
-Function = Callable[[torch.Tensor, float], torch.Tensor]
-Wrap = Callable[[Callable[..., Any]], Edit]
 
 
 def constants(part: Slice, model: Model) -> Iterator[Mutant]:
@@ -189,14 +186,6 @@ def clipped(part: Slice) -> Iterator[Mutant]:
         cut = " and ".join([f"above {high:.6g}"] * bool(above) + [f"below {low:.6g}"] * bool(below))
         edit = changed(lambda t: t.clamp(low if below else None, high if above else None))
         yield Mutant(f"the output is cut off {cut}", 1.9, "saturation", {part.root.node: edit})
-
-
-def fitted(
-    text: str, price: float, kind: Kind, i: int, func: Function, starts: tuple[float, ...], wrap: Wrap = changed
-) -> Mutant:
-    """Make a mutant that applies a function of a number to what a node gives, or (``instead``) to what it takes."""
-    fit: Callable[[float], Edits] = lambda number: {i: wrap(lambda x, *_, **__: func(x, number))}  # noqa: E731
-    return Mutant(text, price, kind, fit=fit, starts=starts)
 
 
 def gloss(number: float, own: float, doubt: float) -> str:

@@ -179,11 +179,9 @@ def other_order(part: Slice, i: int) -> Iterator[Mutant]:
         for k, name in enumerate(("first", "second")):
             both: Edit = lambda p, v, i, k=k: with_argument(1 - k, p.arguments(i, v)[0][k])(p, v, i)  # type: ignore[misc]  # noqa: E731
             yield Mutant(f"{what} takes its {name} operand twice", 2.5, "operation differs", {i: both})
-    if node.name in ("cat", "stack"):
-        parts = with_argument(0, lambda tensors: list(tensors)[::-1])
-        yield Mutant(f"the parts of {what} come in reverse", 2, "operation differs", {i: parts})
-    if node.name in ("chunk", "split"):
-        reverse = changed(lambda tensors: tensors[::-1])
+    if node.name in ("cat", "stack", "chunk", "split"):
+        taken = with_argument(0, lambda tensors: list(tensors)[::-1])
+        reverse = taken if node.name in ("cat", "stack") else changed(lambda tensors: tensors[::-1])
         yield Mutant(f"the parts of {what} come in reverse", 2, "operation differs", {i: reverse})
 
 

@@ -34,7 +34,8 @@ def ranks(part: Slice, model: Model) -> Iterator[Mutant]:
             text = f"the output is what rank {rank} of {count} computes from its share of the input"
             yield Mutant(text, 1.5, "all-reduce missing", own)
             if bias is not None:
-                yield Mutant(f"{text}, without the bias", 1.6, "all-reduce missing", {**own, bias: changed(nothing)})
+                both = {**own, bias: changed(torch.zeros_like)}
+                yield Mutant(f"{text}, without the bias", 1.6, "all-reduce missing", both)
         for a, b in combinations(range(count), 2):
             text = f"the weight's shares of ranks {a} and {b} of {count} are in each other's place"
             yield Mutant(text, 2.5, "ranks exchanged", {weight: changed(partial(exchanged, count, a, b))})
@@ -43,7 +44,7 @@ def ranks(part: Slice, model: Model) -> Iterator[Mutant]:
 def alone(count: int, rank: int, weight: torch.Tensor) -> torch.Tensor:
     """Return a weight [out, in] of which only one rank's columns are left."""
     parts = weight.chunk(count, 1)
-    return torch.cat([part if i == rank else nothing(part) for i, part in enumerate(parts)], 1)
+    return torch.cat([part if i == rank else torch.zeros_like(part) for i, part in enumerate(parts)], 1)
 
 
 def exchanged(count: int, a: int, b: int, weight: torch.Tensor) -> torch.Tensor:
@@ -51,11 +52,6 @@ def exchanged(count: int, a: int, b: int, weight: torch.Tensor) -> torch.Tensor:
     parts = list(weight.chunk(count, 1))
     parts[a], parts[b] = parts[b], parts[a]
     return torch.cat(parts, 1)
-
-
-def nothing(tensor: torch.Tensor) -> torch.Tensor:
-    """Return zeros."""
-    return torch.zeros_like(tensor)
 
 
 def share_of_a_rank(bad: torch.Tensor) -> str:

@@ -120,7 +120,8 @@ def test_what_a_decoder_carries_is_read_off_a_run(family, carried):
 
 
 @pytest.mark.parametrize(
-    ("family", "decoder"), [("lfm2", True), ("mamba2", True), ("mamba", False), ("falcon_mamba", False)]
+    ("family", "decoder"),
+    [("lfm2", True), ("mamba2", True), ("mamba", False), ("falcon_mamba", False), ("qwen3_next", False)],
 )
 def test_a_state_is_carried_only_where_several_tokens_go_on_from_it(family, decoder):
     assert is_decoder(FAMILIES[family]()) == decoder

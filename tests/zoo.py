@@ -347,6 +347,31 @@ MODULES: Mapping[str, Family] = {
         "Detr", "DetrForObjectDetection", SEQ2SEQ, backbone=None, use_timm_backbone=False, num_queries=5,
         use_pretrained_backbone=False, backbone_config={"model_type": "resnet", "out_features": ["stage2"], **STAGES},
     ),
+    "yolos": plain(
+        "Yolos", "YolosForObjectDetection", {**VISION, "image_size": [32, 32]}, num_detection_tokens=5,
+    ),
+    "dinov3": plain("DINOv3ViT", "DINOv3ViTModel", VISION),
+    "mobilenet_v1": plain(
+        "MobileNetV1", "MobileNetV1ForImageClassification", {"depth_multiplier": 0.25, "image_size": 32}, eager=False
+    ),
+    "mobilevit": plain(
+        "MobileViT", "MobileViTForImageClassification", {"image_size": 64, "hidden_sizes": [16, 24, 32]}, eager=False,
+        neck_hidden_sizes=[8, 8, 16, 16, 16, 16, 32],
+    ),
+    "videomae": plain("VideoMAE", "VideoMAEModel", VISION, num_frames=4),
+    "wav2vec2_conformer": plain("Wav2Vec2Conformer", "Wav2Vec2ConformerForCTC", AUDIO, eager=False),
+    "ast": plain(
+        "AST", "ASTForAudioClassification", {**VISION, "patch_size": 16}, max_length=64, num_mel_bins=16,
+    ),
+    "dac": plain(
+        "Dac", "DacModel", {"encoder_hidden_size": 8, "decoder_hidden_size": 16, "codebook_size": 32}, eager=False,
+        downsampling_ratios=[2, 2], upsampling_ratios=[2, 2], codebook_dim=4, n_codebooks=2,
+    ),
+    "patchtst": plain(
+        "PatchTST", "PatchTSTForPrediction", {"d_model": 32, "ffn_dim": 64, "num_hidden_layers": 2}, eager=False,
+        num_attention_heads=4, num_input_channels=2, context_length=32, patch_length=8, patch_stride=8,
+        prediction_length=8,
+    ),
     "sam": plain(
         "Sam", "SamModel", {"vision_config": SAM_VISION}, examples=points, prompt_encoder_config=SAM_PROMPT,
         mask_decoder_config=SAM_DECODER,

@@ -73,7 +73,7 @@ def compare(run: Run, folder: Path) -> dict[str, Any]:
     spec = EngineSpec.of(source, dtype=run.dtype, outputs="**")
     pair = Pair(Workspace(Cache(folder / "cache")), spec, PairOptions(localize_failed=0))
     model = pair.sessions.model
-    if model.seq2seq:
+    if model.staged:
         found = pair.generate(model.examples, max_new_tokens=4)
     elif not model.decoder:
         found = pair.run()

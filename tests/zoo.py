@@ -68,6 +68,10 @@ QWEN_VISION: Mapping[str, Any] = {
     "depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2,
 }  # fmt: skip
+QWEN_WINDOWS: Mapping[str, Any] = {
+    "depth": 2, "hidden_size": 64, "out_hidden_size": 64, "num_heads": 4, "intermediate_size": 96, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 8, "fullatt_block_indexes": [1],
+}  # fmt: skip
 MULTIMODAL: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 
 
@@ -97,6 +101,21 @@ def pictured() -> dict[str, torch.Tensor]:
     ids = tokens(2, 20)
     ids[:, 1:17] = 5
     return {"input_ids": ids, "pixel_values": drawn(2, 3, 32, 32), "attention_mask": torch.ones_like(ids)}
+
+
+def tiled() -> dict[str, torch.Tensor]:
+    """Text in which four tokens stand for an image of one tile."""
+    ids = tokens(2, 10)
+    ids[:, 1:5] = 5
+    return {"input_ids": ids, "pixel_values": drawn(2, 1, 3, 32, 32), "attention_mask": torch.ones_like(ids)}
+
+
+def typed() -> dict[str, torch.Tensor]:
+    """Text that begins with sixteen tokens of an image, and each token's type."""
+    ids = tokens(2, 20)
+    ids[:, :16] = 5
+    kinds = {"token_type_ids": (ids == 5).long(), "attention_mask": torch.ones_like(ids)}
+    return {"input_ids": ids, **kinds, "pixel_values": drawn(2, 3, 32, 32)}
 
 
 def patched() -> dict[str, torch.Tensor]:
@@ -167,10 +186,6 @@ DECODERS: Mapping[str, Family] = {
     "qwen3": causal("Qwen3", head_dim=16),
     "qwen2_moe": causal("Qwen2Moe", shared_expert_intermediate_size=32, **EXPERTS),
     "qwen3_moe": causal("Qwen3Moe", head_dim=16, **EXPERTS),
-    "qwen3_next": causal(
-        "Qwen3Next", head_dim=16, shared_expert_intermediate_size=32, linear_num_value_heads=4, linear_num_key_heads=2,
-        linear_key_head_dim=16, linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"], **EXPERTS,
-    ),
     "gemma": causal("Gemma", head_dim=16),
     "gemma2": causal("Gemma2", head_dim=16, sliding_window=8, query_pre_attn_scalar=16),
     "gemma3": causal(
@@ -255,6 +270,11 @@ MODULES: Mapping[str, Family] = {
         use_mamba_kernels=False, mamba_d_state=8, mamba_dt_rank=4, n_mamba_heads=2, attention_hidden_size=128,
         num_key_value_heads=4,
     ),
+    "qwen3_next": plain(
+        "Qwen3Next", "Qwen3NextForCausalLM", USUAL, head_dim=16, shared_expert_intermediate_size=32,
+        linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=16, linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention"], **EXPERTS,
+    ),
     "rwkv": plain(
         "Rwkv", "RwkvForCausalLM", {**IDS, "hidden_size": 64, "num_hidden_layers": 2, "context_length": 64},
         eager=False, attention_hidden_size=64, intermediate_size=96,
@@ -327,6 +347,31 @@ MODULES: Mapping[str, Family] = {
         "Detr", "DetrForObjectDetection", SEQ2SEQ, backbone=None, use_timm_backbone=False, num_queries=5,
         use_pretrained_backbone=False, backbone_config={"model_type": "resnet", "out_features": ["stage2"], **STAGES},
     ),
+    "yolos": plain(
+        "Yolos", "YolosForObjectDetection", {**VISION, "image_size": [32, 32]}, num_detection_tokens=5,
+    ),
+    "dinov3": plain("DINOv3ViT", "DINOv3ViTModel", VISION),
+    "mobilenet_v1": plain(
+        "MobileNetV1", "MobileNetV1ForImageClassification", {"depth_multiplier": 0.25, "image_size": 32}, eager=False
+    ),
+    "mobilevit": plain(
+        "MobileViT", "MobileViTForImageClassification", {"image_size": 64, "hidden_sizes": [16, 24, 32]}, eager=False,
+        neck_hidden_sizes=[8, 8, 16, 16, 16, 16, 32],
+    ),
+    "videomae": plain("VideoMAE", "VideoMAEModel", VISION, num_frames=4),
+    "wav2vec2_conformer": plain("Wav2Vec2Conformer", "Wav2Vec2ConformerForCTC", AUDIO, eager=False),
+    "ast": plain(
+        "AST", "ASTForAudioClassification", {**VISION, "patch_size": 16}, max_length=64, num_mel_bins=16,
+    ),
+    "dac": plain(
+        "Dac", "DacModel", {"encoder_hidden_size": 8, "decoder_hidden_size": 16, "codebook_size": 32}, eager=False,
+        downsampling_ratios=[2, 2], upsampling_ratios=[2, 2], codebook_dim=4, n_codebooks=2,
+    ),
+    "patchtst": plain(
+        "PatchTST", "PatchTSTForPrediction", {"d_model": 32, "ffn_dim": 64, "num_hidden_layers": 2}, eager=False,
+        num_attention_heads=4, num_input_channels=2, context_length=32, patch_length=8, patch_stride=8,
+        prediction_length=8,
+    ),
     "sam": plain(
         "Sam", "SamModel", {"vision_config": SAM_VISION}, examples=points, prompt_encoder_config=SAM_PROMPT,
         mask_decoder_config=SAM_DECODER,
@@ -339,6 +384,32 @@ MODULES: Mapping[str, Family] = {
         "Llava", "LlavaForConditionalGeneration", {"text_config": {"model_type": "llama", **USUAL}},
         vision_config={"model_type": "clip_vision_model", **VISION, "projection_dim": 32}, image_token_index=5,
         image_token_id=5, vision_feature_layer=-1, examples=pictured,
+    ),
+    "llava_siglip": plain(
+        "Llava", "LlavaForConditionalGeneration", {"text_config": {"model_type": "qwen2", **USUAL}},
+        vision_config={"model_type": "siglip_vision_model", **VISION}, image_token_index=5, image_token_id=5,
+        vision_feature_layer=-1, vision_feature_select_strategy="full", examples=pictured,
+    ),
+    "paligemma": plain(
+        "PaliGemma", "PaliGemmaForConditionalGeneration", {"image_token_index": 5, "image_token_id": 5},
+        text_config={"model_type": "gemma", **USUAL, "head_dim": 16},
+        vision_config={"model_type": "siglip_vision_model", **VISION},
+        projection_dim=64, examples=typed,
+    ),
+    "gemma3_vl": plain(
+        "Gemma3", "Gemma3ForConditionalGeneration",
+        {"text_config": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, **USUAL}},
+        vision_config={"model_type": "siglip_vision_model", **VISION}, image_token_index=5, image_token_id=5,
+        mm_tokens_per_image=16, examples=typed,
+    ),
+    "smolvlm": plain(
+        "SmolVLM", "SmolVLMForConditionalGeneration", {"text_config": {"model_type": "llama", **USUAL}},
+        vision_config={**VISION}, image_token_id=5, scale_factor=2, pad_token_id=0, examples=tiled,
+    ),
+    "qwen2_5_vl": plain(
+        "Qwen2_5_VL", "Qwen2_5_VLForConditionalGeneration", {"vision_config": QWEN_WINDOWS},
+        text_config={**USUAL, "rope_parameters": MULTIMODAL}, image_token_id=5, video_token_id=6,
+        vision_start_token_id=7, vision_end_token_id=8, examples=patched,
     ),
     "qwen2_vl": plain(
         "Qwen2VL", "Qwen2VLForConditionalGeneration", {"vision_config": QWEN_VISION},

@@ -122,7 +122,7 @@ def record(model: LoadedModel, probe: Probe, store: Store) -> Run:
 
 def forward(model: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the outputs by name: of a decoder the logits and the cache's tensors."""
-    step = Forward(model.module, decoder=model.decoder, seq2seq=model.seq2seq)
+    step = Forward(model.module, decoder=model.decoder, staged=model.staged)
     step.start()
     outputs = step(inputs)
     return (

@@ -35,7 +35,7 @@ class EagerSession:
         self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu", sample: int = 0
     ) -> None:
         self.module = placed(model.module, getattr(torch, dtype), device)
-        self._forward = Forward(self.module, decoder=model.decoder, seq2seq=model.seq2seq)
+        self._forward = Forward(self.module, decoder=model.decoder, staged=model.staged)
         self._device = torch.device(device)
         self._sample = sample
         self.taps = taps

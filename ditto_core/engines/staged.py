@@ -1,4 +1,7 @@
-"""The engines of an encoder-decoder as one session: that of the first step, then that of the later ones."""
+"""The engines of a staged model as one session: that of the first step, then that of the later ones.
+
+Staged are encoder-decoders, and decoders that see images: their first step takes more than later ones do.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ if TYPE_CHECKING:
 
 
 LATER = "later"
-"""The folder in a copied engine of an encoder-decoder that holds the engine of its later steps."""
+"""The folder in a copied engine of a staged model that holds the engine of its later steps."""
 
 
 class StagedSession:
-    """Encodes and decodes in the first step, decodes in the later ones, and gives each what the last one returned.
+    """Runs one engine in the first step, another in the later ones, and gives each what the last one returned.
 
     ``later`` builds and opens the second engine when a sequence has a second step. Its taps are among the first's.
     """
@@ -62,7 +65,7 @@ class StagedSession:
         self._first.start(batch)
 
     def step(self, inputs: Mapping[str, torch.Tensor], sink: TapSink) -> dict[str, torch.Tensor]:
-        """Run one forward pass: the first with the encoder's inputs, a later one with new ``decoder_input_ids``."""
+        """Run one forward pass: the first with all of the model's inputs, a later one with new token ids."""
         from ditto_core.model.states import state_of, taken
 
         session = self._next() if self._carried else self._first
@@ -88,11 +91,11 @@ class StagedSession:
 
 
 def open_engine(workspace: Workspace, engine: Engine, isolation: str = "", timeout: float = 0) -> Session:
-    """Load an engine; that of an encoder-decoder with the engine of its later steps.
+    """Load an engine; that of a staged model with the engine of its later steps.
 
     ``isolation`` and ``timeout`` are those of :meth:`~ditto_core.engines.engine.Engine.open`.
     """
-    if not workspace.export(engine.spec).seq2seq:
+    if not workspace.export(engine.spec).staged:
         return engine.open(isolation, timeout)
     return StagedSession(
         engine.open(isolation, timeout), lambda: later_engine(workspace, engine, isolation).open(isolation, timeout)
@@ -100,20 +103,20 @@ def open_engine(workspace: Workspace, engine: Engine, isolation: str = "", timeo
 
 
 def copy_engine(workspace: Workspace, engine: Engine, directory: Path) -> Engine:
-    """Copy an engine out of the cache; that of an encoder-decoder with the engine of its later steps."""
+    """Copy an engine out of the cache; that of a staged model with the engine of its later steps."""
     copied = engine.copy_to(directory)
-    if workspace.export(engine.spec).seq2seq and not isinstance(get_backend(engine.spec.backend), RunsFile):
+    if workspace.export(engine.spec).staged and not isinstance(get_backend(engine.spec.backend), RunsFile):
         later_engine(workspace, engine).copy_to(directory / LATER)
     return copied
 
 
 def open_copy(engine: Engine) -> Session:
-    """Load the engines of an encoder-decoder from a directory that :func:`copy_engine` wrote."""
+    """Load the engines of a staged model from a directory that :func:`copy_engine` wrote."""
     return StagedSession(engine.open(), lambda: type(engine).load(engine.directory / LATER).open())
 
 
 def later_engine(workspace: Workspace, engine: Engine, isolation: str = "") -> Engine:
-    """Build the engine of an encoder-decoder's later steps, with those of the first's taps that they have too.
+    """Build the engine of a staged model's later steps, with those of the first's taps that they have too.
 
     Raises :class:`UsageError` for a file that is there already: it is one graph.
     """

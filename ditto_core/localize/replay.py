@@ -39,7 +39,7 @@ class Replay:
 
     def __init__(self, model: LoadedModel, taps: tuple[Tap, ...], *, engine_dtype: str, dtype: str) -> None:
         self.module = placed(model.module, getattr(torch, dtype), via=getattr(torch, engine_dtype))
-        self._forward = Forward(self.module, decoder=model.decoder, seq2seq=model.seq2seq)
+        self._forward = Forward(self.module, decoder=model.decoder, staged=model.staged)
         self.dtype = dtype
         self._taps = {name: tap for tap in taps for name in (tap.site, *tap.aliases)}
         self._caches = [(tap, name) for tap in taps if (name := states.state_of(tap.value))]

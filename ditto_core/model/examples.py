@@ -30,7 +30,10 @@ def examples_of(label: str, module: nn.Module) -> dict[str, torch.Tensor]:
     if main not in MAKERS or getattr(module, "config", None) is None:
         known = f"its main input is {main!r}, known are {', '.join(MAKERS)}" if main else "it is no transformers model"
         raise ModelError(f"{label} returned no example inputs, and none can be made: {known}; {give}")
-    inputs = make(module, main)
+    try:
+        inputs = make(module, main)
+    except AttributeError as error:
+        raise ModelError(f"{label} has a configuration that lacks {error.name!r} for {main}; {give}") from error
     try:
         with torch.no_grad():
             module.eval()(**{name: tensor.clone() for name, tensor in inputs.items()})
@@ -76,16 +79,23 @@ def ids(config: Any, generator: torch.Generator, length: int = LENGTH) -> torch.
 
 
 def image(config: Any, generator: torch.Generator) -> torch.Tensor:
-    """Images [row, channel, height, width] of the size that the configuration says, else of 64 x 64."""
+    """Images [row, channel, height, width] of the size that the configuration says, else of 64 x 64; of a model of
+    videos [row, frame, channel, height, width]."""
     config = getattr(config, "vision_config", None) or config
     size = getattr(config, "image_size", None) or 64
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return torch.randn(ROWS, getattr(config, "num_channels", None) or 3, height, width, generator=generator)
+    frames = [config.num_frames] if hasattr(config, "tubelet_size") else []
+    channels = getattr(config, "num_channels", None) or 3
+    return torch.randn(ROWS, *frames, channels, height, width, generator=generator)
 
 
 def waveform(config: Any, generator: torch.Generator) -> torch.Tensor:
-    """Samples [row, time] of sixteen frames."""
+    """Samples [row, time] of sixteen frames; of a codec [row, channel, time]; or a spectrogram [row, time, mel]."""
     strides = getattr(config, "conv_stride", None)
+    if hasattr(config, "codebook_size") and not strides:
+        return torch.randn(ROWS, getattr(config, "audio_channels", 1), SECONDS, generator=generator)
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
+        return torch.randn(ROWS, config.max_length, config.num_mel_bins, generator=generator)
     return torch.randn(ROWS, 16 * math.prod(strides) if strides else SECONDS, generator=generator)
 
 
@@ -97,9 +107,15 @@ def features(config: Any, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(ROWS, 32, next(filter(None, sizes), 80), generator=generator)
 
 
+def series(config: Any, generator: torch.Generator) -> torch.Tensor:
+    """Time series [row, time, channel] of the length that the configuration says."""
+    return torch.randn(ROWS, config.context_length, config.num_input_channels, generator=generator)
+
+
 MAKERS: Mapping[str, Callable[..., torch.Tensor]] = {
     "input_ids": ids,
     "pixel_values": image,
     "input_values": waveform,
     "input_features": features,
+    "past_values": series,
 }

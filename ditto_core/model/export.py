@@ -12,11 +12,12 @@ import json
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, field, replace
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 import torch
@@ -26,19 +27,18 @@ from torch.utils._pytree import tree_leaves
 from ditto_core.errors import BuildError, UsageError
 from ditto_core.graphs.outputs import axes_by_value, finish_export, freeze_inputs, input_shapes, settled_sizes
 from ditto_core.model.experts import chosen_of, expert_axis
-from ditto_core.model.export_failure import export_failure, told
+from ditto_core.model.export_failure import depends_on_values, export_failure, told
 from ditto_core.model.hollow import Reader, give_weights, hollow, optimize, save
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.mapped import LINKED, Links
 from ditto_core.model.sizes import frozen_sizes
+from ditto_core.model.staged_wrappers import FirstWrapper, LaterWrapper
 from ditto_core.model.states import state_of
 from ditto_core.model.wrappers import (
     BATCH,
     LENGTH,
     TOTAL,
     DecoderWrapper,
-    FirstWrapper,
-    LaterWrapper,
     ModuleWrapper,
     Wrapper,
     vocab_size,
@@ -46,10 +46,11 @@ from ditto_core.model.wrappers import (
 from ditto_core.sites import Provenance, Tap, final_site, is_operator, source_line
 from ditto_core.system.files import parse_json
 
+T = TypeVar("T")
 ONNX_FILE = "model.onnx"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
-FORMAT = 5
+FORMAT = 6
 """Of what an export holds, site names included; part of its key."""
 
 
@@ -57,7 +58,7 @@ FORMAT = 5
 class Export:
     """An export on disk: names of the graph's inputs and outputs, and whether it has a KV cache.
 
-    ``seq2seq``: it is a step of an encoder-decoder, whose states are plain inputs and outputs.
+    ``staged``: it is one of the two kinds of steps of a model, whose states are plain inputs and outputs.
     """
 
     directory: Path
@@ -67,20 +68,22 @@ class Export:
     vocab_size: int = 0
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     """The sizes of each input's dimensions, or the names of those that are dynamic."""
-    seq2seq: bool = False
+    staged: bool = False
     frozen: Sequence[tuple[str, int, str]] = ()
     """The dimensions (input, index, name) that were to be dynamic and for which the model's code leaves one size."""
+    held: Mapping[str, Any] = field(default_factory=dict)
+    """The inputs whose numbers the model's code reads while it is traced, and those that they have to have."""
 
     @property
     def finals(self) -> tuple[str, ...]:
         """The model's own outputs, without the KV cache."""
-        carries = self.decoder or self.seq2seq
+        carries = self.decoder or self.staged
         return tuple(name for name in self.outputs if not (carries and state_of(name)))
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """The outputs that a session returns: of an encoder-decoder also what it carries."""
-        return self.outputs if self.seq2seq else self.finals
+        """The outputs that a session returns: of a staged model also what it carries."""
+        return self.outputs if self.staged else self.finals
 
     def behind(self, taps: Sequence[Tap]) -> tuple[Tap, ...]:
         """Return a tap for each final output that is none of ``taps``: what is computed behind the last module."""
@@ -110,8 +113,13 @@ class Export:
         return Provenance.load(self.directory / PROVENANCE_FILE)
 
     def check(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Raise :class:`UsageError` for an input whose sizes this export cannot take."""
+        """Raise :class:`UsageError` for an input whose sizes, or numbers, this export cannot take."""
         for name, tensor in inputs.items():
+            if name in self.held and tensor.tolist() != self.held[name]:
+                raise UsageError(
+                    f"input {name!r} is held at {self.held[name]}, whose numbers the model's code reads: "
+                    "give an example with others"
+                )
             shape = self.shapes.get(name)
             if shape is None:
                 continue
@@ -179,13 +187,17 @@ def _export(
     opset: int,
     named: Sequence[tuple[str, int, str]],
 ) -> Export:
-    arguments, dynamic, input_names = wrapper.signature()
-    program = None
+    arguments, _, input_names = wrapper.signature()
+
+    def trace() -> torch.export.ExportedProgram:
+        arguments, dynamic, _ = wrapper.signature()
+        return torch.export.export(wrapper, arguments, dynamic_shapes=dynamic, strict=False)
+
     with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), restored(model.module):
         run_once(model, wrapper, arguments)
+        program = held_where_read(model, wrapper, trace)
+        names = wrapper.traced.names
         try:
-            program = torch.export.export(wrapper, arguments, dynamic_shapes=dynamic, strict=False)
-            names = wrapper.traced.names
             onnx_program = torch.onnx.export(
                 program,
                 (),
@@ -224,9 +236,27 @@ def _export(
     check_dynamic(model, named, shapes)
     vocabulary = vocab_size(model.module)
     inputs, outputs = tuple(input_names), wrapper.traced.outputs
-    done = Export(directory, model.decoder, inputs, outputs, vocabulary, shapes, model.seq2seq, fixed)
+    held = {name: tensor.tolist() for name, tensor in wrapper.held.items()}
+    done = Export(directory, model.decoder, inputs, outputs, vocabulary, shapes, model.staged, fixed, held)
     done.save()
     return done
+
+
+def held_where_read(model: LoadedModel, wrapper: Wrapper, trace: Callable[[], T]) -> T:
+    """Trace a model; where that fails for numbers that its code reads, hold the inputs they are of and trace again.
+
+    Raises :class:`BuildError` with the exporter's innermost complaint.
+    """
+    try:
+        try:
+            with restored(model.module):
+                return trace()
+        except Exception as error:
+            if not depends_on_values(error) or not wrapper.hold():
+                raise
+            return trace()
+    except Exception as error:
+        raise BuildError(export_failure(model.label, error)) from error
 
 
 def wrap(model: LoadedModel, named: Sequence[tuple[str, int, str]] = ()) -> Wrapper:
@@ -244,7 +274,7 @@ def wrap(model: LoadedModel, named: Sequence[tuple[str, int, str]] = ()) -> Wrap
             raise UsageError(
                 f"dynamic gives {dimension!r} to dimension {index} of {name!r}, which has {model.examples[name].ndim}"
             )
-    return (FirstWrapper if model.seq2seq else ModuleWrapper)(model.module, model.examples, named)
+    return (FirstWrapper if model.staged else ModuleWrapper)(model.module, model.examples, named)
 
 
 def run_once(model: LoadedModel, wrapper: Wrapper, arguments: tuple[Any, ...]) -> None:
@@ -347,7 +377,7 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the exporters' chatter off the screen; their errors still raise."""
+    """Keep the exporters' chatter off the screen; their errors still raise. Of one torch prints the graph so far."""
     names = ("torch.onnx", "onnxscript", "torch.export", "torch._export", "torch.fx", "onnx_ir")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
@@ -358,7 +388,7 @@ def quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

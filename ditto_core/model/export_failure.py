@@ -15,8 +15,9 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 TORCHS_OWN = re.compile(r" \(unhinted: .*")
 """What torch adds of its own symbols behind an expression that it could not decide."""
 NODE = re.compile(r"translating node %(\w+)")
+VALUES = r"data-dependent|unbacked"
 WAYS_OUT = (
-    (r"data-dependent|unbacked", "its control flow depends on values: use torch.cond, or torch._check what is known"),
+    (VALUES, "its control flow depends on values: use torch.cond, or torch._check what is known"),
     (r"complex", "the exporter has no complex numbers: write the product with real and imaginary parts"),
     (r"No ONNX function found", "the exporter cannot translate this operator: write it with others"),
     (
@@ -47,6 +48,11 @@ def export_failure(label: str, error: BaseException, program: Any = None) -> str
     advice = next((advice for pattern, advice in WAYS_OUT if re.search(pattern, reason)), "")
     where = f" at {place}" if place else ""
     return f"{label} could not be exported: {reason}{where}" + (f"; {advice}" if advice else "")
+
+
+def depends_on_values(error: BaseException) -> bool:
+    """Tell whether a model could not be exported because of numbers that are known only when it runs."""
+    return re.search(VALUES, innermost(error)) is not None
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -21,9 +21,9 @@ from ditto_core.model import attention, states
 from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing, stored_dtype, weights_size
 from ditto_core.model.examples import examples_of
 from ditto_core.model.export_failure import told
-from ditto_core.model.forward import DECODED, steps_decoder
+from ditto_core.model.forward import DECODED, TOKENS, can_generate, first_inputs, steps_decoder
 from ditto_core.model.placing import placed
-from ditto_core.model.wrappers import later_examples
+from ditto_core.model.staged_wrappers import later_examples
 
 if TYPE_CHECKING:
     from ditto_core.spec import ModelSource
@@ -36,7 +36,8 @@ LARGE = 1 << 30
 class LoadedModel:
     """A module ready to run and export. A ``decoder`` is stepped with a KV cache, others run on ``examples``.
 
-    ``seq2seq``: an encoder-decoder whose decoder can be stepped too; ``later`` is such a model from its second step on.
+    ``staged``: its first step takes more than later ones, as that of an encoder-decoder or of a decoder with images;
+    ``later`` is such a model from its second step on.
     """
 
     module: nn.Module
@@ -45,7 +46,7 @@ class LoadedModel:
     examples: Mapping[str, torch.Tensor]
     directory: Path | None = None
     trust_remote_code: bool = False
-    seq2seq: bool = False
+    staged: bool = False
     later: bool = False
 
     @cached_property
@@ -63,7 +64,7 @@ class LoadedModel:
         return {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.examples.items()}
 
     def later_steps(self) -> LoadedModel:
-        """Return an encoder-decoder as its later steps are: new tokens and what is carried are its inputs."""
+        """Return a staged model as its later steps are: new tokens and what is carried are its inputs."""
         return replace(self, later=True, examples=later_examples(self.module, self.examples))
 
 
@@ -77,7 +78,11 @@ def load_model(source: ModelSource, dtype: torch.dtype = torch.float32, implemen
     module = placed(loaded.module, dtype, streams=False)
     set_attention(module, implementation)
     set_experts(module)
-    return replace(loaded, module=freeze(module), seq2seq=loaded.seq2seq and steps_decoder(module, loaded.examples))
+    module, examples = freeze(module), loaded.examples
+    staged = loaded.staged and steps_decoder(module, examples)
+    if staged and DECODED not in examples:
+        examples = first_inputs(module, examples)
+    return replace(loaded, module=module, examples=examples, staged=staged)
 
 
 def load_lean(source: ModelSource, implementation: str = "eager") -> LoadedModel:
@@ -119,8 +124,10 @@ def from_factory(source: ModelSource) -> LoadedModel:
         return LoadedModel(module, True, source.label, {})
     if examples is None:
         examples = examples_of(f"factory {source.label!r}", module)
-        return LoadedModel(module, False, source.label, examples, seq2seq=True)
-    return LoadedModel(module, False, source.label, checked_examples(source.label, module, examples))
+        return LoadedModel(module, False, source.label, examples, staged=True)
+    examples = checked_examples(source.label, module, examples)
+    sees = is_decoder(module) and "input_ids" in examples and not set(examples) <= set(TOKENS)
+    return LoadedModel(module, False, source.label, examples, staged=sees)
 
 
 def checked_examples(label: str, module: nn.Module, examples: Any) -> dict[str, torch.Tensor]:
@@ -208,16 +215,17 @@ def dequantize(source: ModelSource, directory: Path) -> None:
 
 def is_decoder(module: nn.Module) -> bool:
     """Tell whether a module is a transformers decoder whose tokens can be stepped with a carried cache."""
-    can_generate: Any = getattr(module, "can_generate", None)
     config = getattr(module, "config", None)
-    if config is None or can_generate is None or not can_generate() or not hasattr(config, "get_text_config"):
+    if config is None or not can_generate(module) or not hasattr(config, "get_text_config"):
         return False
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False) or not hasattr(text, "vocab_size"):
         return False
     if not set(required(module)) <= {"input_ids"}:  # BLIP's text needs an image at every step
         return False
-    return states.continues(module) if states.has_fixed_states(module) else hasattr(text, "num_attention_heads")
+    if states.has_fixed_states(module):
+        return states.continues(module) and not states.loops(module)
+    return hasattr(text, "num_attention_heads")
 
 
 def required(module: nn.Module) -> list[str]:

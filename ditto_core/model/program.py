@@ -11,8 +11,7 @@ from torch import nn
 from torch.export import Dim
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from ditto_core.errors import BuildError, first_line
-from ditto_core.model.export import own_symbols, quiet, restored, wrap
+from ditto_core.model.export import held_where_read, own_symbols, quiet, restored, wrap
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.wrappers import BATCH, DecoderWrapper, Wrapper
 from ditto_core.sites import Tap
@@ -65,18 +64,19 @@ def trace_program(
 ) -> Program:
     """Trace a model in its own dtype; ``named`` are dimensions as :func:`~ditto_core.model.export.export` takes them.
 
-    Raises :class:`BuildError` with the first line of the exporter's complaint.
+    Raises :class:`BuildError` with the exporter's innermost complaint.
     """
     wrapper = wrap(model, named)
-    arguments, dynamic, names = wrapper.signature()
     chosen = Chosen(wrapper, tuple(dict.fromkeys(tap.value for tap in taps)))
-    try:
-        with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), restored(model.module):
-            inputs = tuple(flat(arguments))
-            shapes = {"inputs": bounded(dynamic, profile, [wrapper.dimensions[name] for name in names], inputs)}
-            exported = torch.export.export(chosen, inputs, dynamic_shapes=shapes, strict=False)
-    except Exception as error:
-        raise BuildError(f"{model.label} could not be exported: {first_line(error)}") from error
+
+    def trace() -> tuple[torch.export.ExportedProgram, tuple[Any, ...], list[str]]:
+        arguments, dynamic, names = wrapper.signature()
+        inputs = tuple(flat(arguments))
+        shapes = {"inputs": bounded(dynamic, profile, [wrapper.dimensions[name] for name in names], inputs)}
+        return torch.export.export(chosen, inputs, dynamic_shapes=shapes, strict=False), arguments, names
+
+    with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), restored(model.module):
+        exported, arguments, names = held_where_read(model, wrapper, trace)
     allow_short(exported)
     known = wrapper.traced.names
     refused = {tap.site: "no module of the model returns it" for tap in taps if tap.value not in known}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ditto_core.errors import ModelError, first_line
 
@@ -24,7 +25,9 @@ CROSS = ("cross_key", "cross_value")
 PRESENT = "present."
 """In front of a state's name: what a decoder's graph returns, and a session of it keeps."""
 STATE, OUT = "state.", ":out"
-"""Around a state's name: a plain input and output of the graphs of an encoder-decoder."""
+"""Around a state's name: a plain input and output of the graphs of a staged model."""
+LENGTHS = (130, 258)
+"""Tokens of two prompts of several chunks each, of what is computed by chunks of 64."""
 FAILURES = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 """What a model's own code raises on an input that it was not made for."""
 SAME = 1e-3
@@ -42,16 +45,21 @@ class State:
     @property
     def grows(self) -> bool:
         """Tell whether it has a dimension for the tokens that are past."""
-        return self.name.rpartition(".")[2] in GROWING
+        return grows(self.name)
+
+
+def grows(state: str) -> bool:
+    """Tell by its name whether a state has a dimension for the tokens that are past."""
+    return state.rpartition(".")[2] in GROWING
 
 
 def taken(name: str) -> str:
-    """Return the name of the input that gives a state to the later steps of an encoder-decoder."""
+    """Return the name of the input that gives a state to the later steps of a staged model."""
     return f"{STATE}{name}"
 
 
 def kept(name: str) -> str:
-    """Return the name of the output in which a step of an encoder-decoder returns a state."""
+    """Return the name of the output in which a step of a staged model returns a state."""
     return f"{STATE}{name}{OUT}"
 
 
@@ -198,6 +206,32 @@ def continues(module: nn.Module) -> bool:
         return False
     pairs = zip(actual, expected, strict=True)
     return all(float((a - b).norm()) <= SAME * float(b.norm()) for a, b in pairs)
+
+
+def loops(module: nn.Module) -> bool:
+    """Tell whether a decoder runs more operators for more tokens: its code loops over them, or over chunks of them.
+
+    An export unrolls such a loop for one length (Mamba's scan, Qwen3-Next's chunks of 64).
+    """
+    counts: list[int] = []
+    for length in LENGTHS:
+        with Counting() as counting:
+            step(module, torch.ones(1, length, dtype=torch.int64), empty_cache(module))
+        counts.append(counting.count)
+    return counts[0] != counts[1]
+
+
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func``."""
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 def step(module: nn.Module, ids: torch.Tensor, cache: Any) -> torch.Tensor:

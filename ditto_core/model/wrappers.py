@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 from ditto_core.model import checkpoint, states
 from ditto_core.model.code_lines import running_line
-from ditto_core.model.forward import DECODED, Forward, later_inputs, named_outputs
+from ditto_core.model.forward import DECODED, TOKENS, Forward, named_outputs
+from ditto_core.model.held import Holding, inputs_read
 from ditto_core.model.recorder import Recorder
 from ditto_core.sites import Tap, is_operator, rename
 
 BATCH, LENGTH, PAST, TOTAL, SOURCE = "batch", "length", "past", "total", "source"
-TOKENS = ("input_ids", "attention_mask", "position_ids")
 
 
 class Traced:
@@ -73,6 +74,8 @@ class Wrapper(nn.Module):
         self.traced = Traced()
         self.operators = False
         """Whether the operators of the module's own code are sites too."""
+        self.held: dict[str, torch.Tensor] = {}
+        """The inputs that the trace holds at the example's values."""
 
     def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
         """Return example arguments, their dynamic shapes, and the names of the flat inputs."""
@@ -82,6 +85,10 @@ class Wrapper(nn.Module):
     def dimensions(self) -> dict[str, dict[int, str]]:
         """The names of dynamic dimensions, by input and index."""
         raise NotImplementedError
+
+    def hold(self) -> bool:
+        """Hold the inputs that the model's code reads as Python numbers; tell whether there are any more of them."""
+        return False
 
     def run_tapped(
         self, run: Callable[[Sequence[torch.Tensor]], Mapping[str, torch.Tensor]], inputs: Mapping[str, torch.Tensor]
@@ -240,6 +247,7 @@ class ModuleWrapper(Wrapper):
         self._named = named
         self.doubles = True
         """Whether an example of one row may be traced as two."""
+        self._loops = states.has_fixed_states(module) and states.loops(module)
         self.doubled = False
         """Whether the last signature has such an example."""
 
@@ -247,7 +255,9 @@ class ModuleWrapper(Wrapper):
         """Return the outputs in order, then the taps."""
 
         def run(given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-            return self.call(dict(zip(self.examples, given, strict=True)))
+            named = dict(zip(self.examples, given, strict=True)) | self.held
+            with Holding(self.held) if self.held else nullcontext():
+                return self.call(named)
 
         return self.run_tapped(run, dict(zip(self.examples, inputs, strict=True)))
 
@@ -255,11 +265,25 @@ class ModuleWrapper(Wrapper):
         """Run the module on its inputs by name."""
         return named_outputs(self.module(**named), named)
 
+    def hold(self) -> bool:
+        """Hold the inputs that the model's code reads as Python numbers; tell whether there are any more of them.
+
+        Never the tokens, which the next step has others of: they are read to be checked.
+        """
+        with torch.no_grad():
+            read = inputs_read(self.call, self.examples, but=(*TOKENS, DECODED))
+        more = read.keys() > self.held.keys()
+        self.held = read
+        return more
+
     def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
         """The first dimension is the batch; also dynamic are that of tokens, and what was named."""
         examples = self._two_rows()
-        dynamic = [dict.fromkeys(self.dimensions[name], Dim.AUTO) for name in examples]
+        dynamic = [{index: self._kind(size) for index, size in self.dimensions[name].items()} for name in examples]
         return (list(examples.values()),), {"inputs": dynamic}, list(examples)
+
+    def _kind(self, dimension: str) -> Any:
+        return None if self._loops and dimension == LENGTH else Dim.AUTO
 
     @property
     def dimensions(self) -> dict[str, dict[int, str]]:
@@ -269,6 +293,10 @@ class ModuleWrapper(Wrapper):
             names[name] = {0: BATCH} if tensor.ndim else {}
             if (tensor.ndim, tensor.is_floating_point()) in ((2, False), (3, True)):
                 names[name][1] = LENGTH
+            if name == "position_ids":
+                names[name] = positions_axes(tensor)
+            if name in self.held:
+                names[name] = {}
         for name, index, dimension in self._named:
             names[name][index] = dimension
         return names
@@ -290,56 +318,9 @@ class ModuleWrapper(Wrapper):
         return doubled
 
 
-class FirstWrapper(ModuleWrapper):
-    """The first step of an encoder-decoder: also returns what its later steps are computed from."""
-
-    def call(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Encode and decode; return the outputs, then the states."""
-        forward = Forward(self.module, seq2seq=True)
-        forward.start()
-        outputs = forward(named)
-        return outputs | {states.kept(name): tensor for name, tensor in states.items(forward.cache)}
-
-
-class LaterWrapper(ModuleWrapper):
-    """A later step of an encoder-decoder: new tokens and states in, logits and the states that grow out."""
-
-    def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
-        """All sizes are known to be dynamic."""
-        dynamic = [dict.fromkeys(self.dimensions[name], Dim.DYNAMIC) for name in self.examples]
-        return (list(self.examples.values()),), {"inputs": dynamic}, list(self.examples)
-
-    def call(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Decode. The shape of what was encoded is that of the keys made from it, its values are not needed."""
-        carried = {states.state_in(name): tensor for name, tensor in named.items() if states.state_in(name)}
-        forward = Forward(self.module, seq2seq=True)
-        forward.cache = states.filled(states.cross_cache(), carried)
-        key = next(tensor for name, tensor in carried.items() if name.endswith(states.CROSS[0]))
-        config: Any = self.module.config
-        forward.encoded = key.new_zeros(key.shape[0], key.shape[2], config.hidden_size)
-        self.traced.stand_ins = (forward.encoded,)
-        outputs = forward({name: tensor for name, tensor in named.items() if not states.state_in(name)})
-        growing = {name: tensor for name, tensor in states.items(forward.cache) if not states.is_cross(name)}
-        return outputs | {states.kept(name): tensor for name, tensor in growing.items()}
-
-    @property
-    def dimensions(self) -> dict[str, dict[int, str]]:
-        """New tokens have a length, states of the decoder a past, those of the encoder the length of the source."""
-        names = {DECODED: {0: BATCH, 1: LENGTH}}
-        for name in self.examples.keys() - names.keys():
-            state = states.state_in(name)
-            names[name] = {0: BATCH, 2: SOURCE if states.is_cross(state) else PAST} if state else {0: BATCH, 1: SOURCE}
-        return names
-
-
-def later_examples(module: nn.Module, examples: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return example inputs of a later step of an encoder-decoder, made by a first step on ``examples``."""
-    forward = Forward(module, seq2seq=True)
-    forward.start()
-    with torch.no_grad():
-        forward(examples)
-    carried = {states.taken(name): tensor for name, tensor in states.items(forward.cache)}
-    return later_inputs(examples, examples[DECODED][:, 1:].clone()) | carried  # a view is traced as one
+def positions_axes(tensor: torch.Tensor) -> dict[int, str]:
+    """Return the dimensions of tokens or their positions: [batch, length], or [axis, batch, length]."""
+    return {tensor.ndim - 2: BATCH, tensor.ndim - 1: LENGTH}
 
 
 def vocab_size(module: nn.Module) -> int:

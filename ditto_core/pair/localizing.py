@@ -82,7 +82,7 @@ def exported_graph(sessions: Sessions) -> Graph | None:
 def with_every_site(sessions: Sessions, dtype: str) -> EngineSpec:
     """Return the spec itself when its engine shows every site in ``dtype``; else that of an engine which does."""
     spec, model = sessions.spec, sessions.model
-    if not model.decoder and not model.seq2seq:
+    if not model.decoder and not model.staged:
         finest = (*EVERYTHING, OPERATORS)
         return spec if (dtype, finest) == (spec.dtype, spec.outputs) else with_outputs(spec, dtype, finest)
     # Causes read what a decoder's attention is computed from: its ports stay the nearest sites.

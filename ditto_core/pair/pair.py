@@ -16,7 +16,7 @@ from ditto_core.engines.engine import Engine
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError, check_type
 from ditto_core.model.checkpoint import vocab_size
-from ditto_core.model.forward import DECODED
+from ditto_core.model.forward import DECODED, can_generate, first_inputs
 from ditto_core.pair.inputs import check_padding, digests, rounded
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.pair.runner import RunFn, Runner
@@ -41,7 +41,8 @@ AnyInputs = Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor] | None
 
 TOWERS = ("vision_config", "audio_config")
 """Parts of a configuration whose modules text tokens do not reach."""
-MORE = "a callable that returns (module, {name: tensor}) gives it inputs, then call run()"
+MORE = "a callable that returns (module, {name: tensor}) gives it more than tokens; call generate({name: tensor}) then"
+HELD = "the model's code reads its numbers, as an exporter cannot"
 
 
 class Pair:
@@ -108,7 +109,8 @@ class Pair:
         ``prompts``: one text or list of token ids, or several (left-padded into one batch). The prefill yields the
         first new token, so the run has ``max_new_tokens`` steps. ``forced``: the engine gets the reference's tokens.
         Of an encoder-decoder they are what is encoded (padded on the right), or the encoder's inputs by name; among
-        those may be ``decoder_input_ids``, else the decoder starts with the token that its configuration says. Its
+        those may be ``decoder_input_ids``, else the decoder starts with the token that its configuration says. A
+        decoder whose example inputs hold more than tokens, such as images, takes its first step's inputs by name. The
         generation configuration's forced, suppressed and bad tokens and n-grams hold on both sides.
         ``localize``: also measure the error that each tapped site adds by itself, and name causes (default: what the
         pair's options say).
@@ -118,8 +120,9 @@ class Pair:
         if max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
         model = self.sessions.model
-        if not model.decoder and not model.seq2seq:
-            raise UsageError(f"{self.spec.model.label} is not a decoder: call run(inputs) instead of generate(prompts)")
+        if not model.decoder and not model.staged:
+            kind = "a decoder whose steps one graph can take" if can_generate(model.module) else "a decoder"
+            raise UsageError(f"{self.spec.model.label} is not {kind}: call run(inputs) instead of generate(prompts)")
         batch = self._batch(prompts, max_new_tokens)  # before the engine is built: a text may have no tokenizer
         if isinstance(batch, TokenBatch):
             self._check_profile(batch, max_new_tokens)
@@ -142,7 +145,11 @@ class Pair:
             )
 
         towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
-        notes = [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
+        notes = (
+            []
+            if model.staged
+            else [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
+        )
         notes += input_differences(self.sessions.engine, batch, model.module, tokenizer, self.spec.dtype)
         notes += self.sessions.weight_differences
         return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
@@ -183,7 +190,7 @@ class Pair:
 
         if prompts is None and self.sessions.model.decoder:
             raise UsageError("localize needs a prompt: give text or token ids")
-        if prompts is not None and (self.sessions.model.decoder or self.sessions.model.seq2seq):
+        if prompts is not None and (self.sessions.model.decoder or self.sessions.model.staged):
             self._batch(prompts, max_new_tokens)  # before the engine is built: a text may have no tokenizer
         spec = with_every_site(self.sessions, "float32" if fp32 else self.spec.dtype)
         whole = self if spec == self.spec else self._with_engine(spec)
@@ -229,23 +236,30 @@ class Pair:
         self, prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor], steps: int
     ) -> TokenBatch | SourceBatch:
         """Return what the generation of so many tokens starts from."""
-        module, label = self.sessions.model.module, self.spec.model.label
-        if not self.sessions.model.seq2seq:
+        model, label = self.sessions.model, self.spec.model.label
+        module: Any = model.module
+        if not model.staged:
             if isinstance(prompts, Mapping):
-                raise UsageError(f"{label} got inputs by name, expected text or token ids")
+                raise UsageError(f"{label} got inputs by name, expected text or token ids; {MORE}")
             return self.encode(prompts)
         texts: tuple[str, ...] = ()
         if isinstance(prompts, Mapping):
-            encoded = self._values(prompts)
+            given = self._values(prompts)
+        elif DECODED not in model.examples:
+            raise UsageError(f"{label} takes {', '.join(model.examples)}: call generate({{name: tensor}})")
         elif getattr(module, "main_input_name", "") == "input_ids":
             tokens = self.encode(prompts, left=False)
-            encoded, texts = {"input_ids": tokens.input_ids, "attention_mask": tokens.mask}, tokens.texts
+            given, texts = {"input_ids": tokens.input_ids, "attention_mask": tokens.mask}, tokens.texts
         else:
             raise UsageError(f"{label} encodes {module.main_input_name}: call generate({{name: tensor}})")
-        ids = encoded.pop(DECODED, None)
         config: Any = module.generation_config
-        start = first_ids(module.config, config, rows_of(encoded)) if ids is None else ids
-        return SourceBatch(encoded, start, texts, allowed_tokens(config, start.shape[1], steps))
+        name = DECODED
+        if DECODED not in model.examples:
+            name, given = "input_ids", first_inputs(module, given)
+        elif DECODED not in given:
+            given[DECODED] = first_ids(module.config, config, rows_of(given))
+        start = given.pop(name)
+        return SourceBatch(given, start, texts, allowed_tokens(config, start.shape[1], steps), name)
 
     def _check_fits(self, batch: TokenBatch | SourceBatch) -> None:
         if isinstance(batch, TokenBatch):
@@ -357,14 +371,15 @@ class Pair:
         folder, count = self.options.dump, len(self.comparisons)
         dump = folder / f"run{count}" if folder and count else folder
         comparison = self._runner.run(run_fn, key, localize=localize, reader=self.reader, dump=dump)
-        notes = *notes, *position_differences(self.sessions.engine)
+        held = [f"{name} is a constant of this engine: {HELD}" for name in self.sessions.export.held]
+        notes = *notes, *held, *position_differences(self.sessions.engine)
         noted = replace(comparison, notes=(*comparison.notes, *notes))
         self._ran = run_fn, key, noted
         self.comparisons.append(noted)  # a list of examples keeps the worst only
         return noted
 
     def _feed(self, prompts: AnyInputs, steps: int, *, localize: bool) -> Comparison:
-        if prompts is None or (isinstance(prompts, Mapping) and not self.sessions.model.seq2seq):
+        if prompts is None or (isinstance(prompts, Mapping) and not self.sessions.model.staged):
             return self.run(prompts, localize=localize)
         return self.generate(prompts, max_new_tokens=steps, localize=localize)
 

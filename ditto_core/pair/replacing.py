@@ -131,7 +131,7 @@ def open_with_model(sessions: Sessions, sites: Sequence[str], isolation: str, ti
     """
     if not sites:
         raise UsageError("no site is given: name the sites whose tensors are replaced")
-    if sessions.model.seq2seq:
+    if sessions.model.staged:
         raise UsageError(f"{sessions.spec.model.label} has one engine for each kind of step: no tensor can be replaced")
     provenance = sessions.export.provenance
     taps = []

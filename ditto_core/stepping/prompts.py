@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ditto_core.errors import UsageError, shown
-from ditto_core.model.forward import DECODED, later_inputs
+from ditto_core.model.forward import DECODED, later_inputs, positions_of
 from ditto_core.stepping.choosing import Allowed
 
 Prompt = str | Sequence[int]
@@ -43,13 +43,15 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """What an encoder-decoder generates from: ``encoded``, its encoder's inputs by name, and the decoder's first ids,
-    ``start``, int64 [batch, length]. ``allowed``: which of the next tokens may be chosen; None: all."""
+    """What a staged model generates from: ``encoded``, an encoder's inputs by name or all that goes with a decoder's
+    first ids, and these, ``start``, int64 [batch, length], the input ``name``. ``allowed``: which of the next tokens
+    may be chosen; None: all."""
 
     encoded: Mapping[str, torch.Tensor]
     start: torch.Tensor
     texts: tuple[str, ...] = ()
     allowed: Allowed | None = None
+    name: str = DECODED
 
     @property
     def rows(self) -> int:
@@ -135,7 +137,7 @@ class Sequencer:
         Positions count real tokens only, as Hugging Face's ``generate`` does for left padding.
         """
         length = self._next.shape[1]
-        positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -length:]
+        positions = positions_of(self._mask)[:, -length:]
         return {"input_ids": self._next, "attention_mask": self._mask, "position_ids": positions}
 
     def advance(self, tokens: torch.Tensor) -> None:
@@ -150,14 +152,14 @@ class Sequencer:
 
 
 class SourceSequencer:
-    """Makes the inputs of an encoder-decoder's steps: the encoder's in the first, the new tokens in each."""
+    """Makes the inputs of a staged model's steps: an encoder's or images in the first, the new tokens in each."""
 
     def __init__(self, batch: SourceBatch) -> None:
-        self._given = {**batch.encoded, DECODED: batch.start}
+        self._given = {**batch.encoded, batch.name: batch.start}
         self._ids, self._allowed = batch.start, batch.allowed
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Return a step's inputs. ``attention_mask`` [batch, source], of the encoder's tokens, is one of every step."""
+        """Return a step's inputs. An encoder's ``attention_mask`` [batch, source] is one of every step."""
         return self._given
 
     def advance(self, tokens: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -68,6 +69,10 @@ def test_a_module_of_no_class_that_is_known_needs_example_inputs():
         ("segformer", {"pixel_values": [2, 3, 64, 64]}),
         ("whisper", {"input_features": [2, 16, 60], "decoder_input_ids": [2, 4]}),
         ("wav2vec2", {"input_values": [2, 640]}),
+        ("ast", {"input_values": [2, 64, 16]}),
+        ("dac", {"input_values": [2, 1, 1600]}),
+        ("videomae", {"pixel_values": [2, 4, 3, 32, 32]}),
+        ("patchtst", {"past_values": [2, 32, 2]}),
         ("clip", {"input_ids": [2, 7], "attention_mask": [2, 7], "pixel_values": [2, 3, 32, 32]}),
     ],
 )
@@ -75,6 +80,14 @@ def test_a_directory_of_any_class_gives_inputs_of_the_sizes_that_its_configurati
     FAMILIES[family]().save_pretrained(tmp_path)
     loaded = load_model(ModelSource(str(tmp_path)))
     assert {name: list(tensor.shape) for name, tensor in loaded.examples.items()} == sizes
+
+
+def test_a_configuration_that_does_not_tell_the_sizes_of_an_input_says_what_to_give():
+    config = transformers.TimeSeriesTransformerConfig(prediction_length=4, context_length=8, d_model=16)
+    module = transformers.TimeSeriesTransformerForPrediction(config)
+    with pytest.raises(ModelError, match=r"lacks 'num_input_channels' for past_values; give a callable") as refused:
+        load_model(ModelSource.of(lambda: module))
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_inputs_that_do_not_fit_the_model_say_what_to_give():
@@ -121,7 +134,8 @@ def test_what_a_decoder_carries_is_read_off_a_run(family, carried):
 
 
 @pytest.mark.parametrize(
-    ("family", "decoder"), [("lfm2", True), ("mamba2", True), ("mamba", False), ("falcon_mamba", False)]
+    ("family", "decoder"),
+    [("lfm2", True), ("mamba2", True), ("mamba", False), ("falcon_mamba", False), ("qwen3_next", False)],
 )
 def test_a_state_is_carried_only_where_several_tokens_go_on_from_it(family, decoder):
     assert is_decoder(FAMILIES[family]()) == decoder

@@ -68,6 +68,10 @@ QWEN_VISION: Mapping[str, Any] = {
     "depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2,
 }  # fmt: skip
+QWEN_WINDOWS: Mapping[str, Any] = {
+    "depth": 2, "hidden_size": 64, "out_hidden_size": 64, "num_heads": 4, "intermediate_size": 96, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 8, "fullatt_block_indexes": [1],
+}  # fmt: skip
 MULTIMODAL: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 
 
@@ -401,6 +405,11 @@ MODULES: Mapping[str, Family] = {
     "smolvlm": plain(
         "SmolVLM", "SmolVLMForConditionalGeneration", {"text_config": {"model_type": "llama", **USUAL}},
         vision_config={**VISION}, image_token_id=5, scale_factor=2, pad_token_id=0, examples=tiled,
+    ),
+    "qwen2_5_vl": plain(
+        "Qwen2_5_VL", "Qwen2_5_VLForConditionalGeneration", {"vision_config": QWEN_WINDOWS},
+        text_config={**USUAL, "rope_parameters": MULTIMODAL}, image_token_id=5, video_token_id=6,
+        vision_start_token_id=7, vision_end_token_id=8, examples=patched,
     ),
     "qwen2_vl": plain(
         "Qwen2VL", "Qwen2VLForConditionalGeneration", {"vision_config": QWEN_VISION},

@@ -84,9 +84,12 @@ class Recorder:
                     hooks.pop(key, None)
 
     def tapped(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Take a tensor that :func:`tap` names, as a port of the module that is running; return what goes on."""
+        """Take a tensor that :func:`tap` names, as a port of the module that is running; return what goes on.
+
+        A name that the module's call gives again is numbered, as calls are.
+        """
         path, module = self._stack[-1] if self._stack else ("", self._root)
-        other = self._on_tensor(f"{path}:{name}", tensor, module)
+        other = self._on_tensor(self._numbered(f"{path}:{name}"), tensor, module)
         return tensor if other is None else other
 
     def computed(self, operator: str, result: Any) -> Any:

@@ -1,5 +1,7 @@
 """Decoders that see images generate: the images come with the first step, tokens alone after it."""
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -93,6 +95,17 @@ def test_a_grid_that_the_models_code_reads_is_held_at_the_examples(pair_of, capf
     with pytest.raises(UsageError, match=r"'image_grid_thw' is held at \[\[1, 4, 4\]\]"):
         pair.generate(wide, max_new_tokens=1)
     assert "aten" not in capfd.readouterr().err
+
+
+def test_attention_that_runs_once_a_window_has_a_site_for_each(workspace):
+    with closing(Pair(workspace, EngineSpec.of(factory("qwen2_5_vl"), outputs=("**", "**:**")))) as pair:
+        run = pair.generate(patched(), max_new_tokens=STEPS)
+        run.assert_close()
+        tokens = tokens_of_transformers(pair.sessions.model.module, patched())
+    assert [list(row.engine) for row in run.tokens] == tokens
+    windows = {"model.visual.blocks.0.attn:context", "model.visual.blocks.0.attn:context@1"}
+    assert windows < set(run.sites)
+    assert "model.visual.blocks.1.attn:context@1" not in run.sites, "of full attention"
 
 
 def test_an_example_with_another_grid_is_exported_again(workspace):

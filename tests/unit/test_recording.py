@@ -26,6 +26,22 @@ class Part(nn.Module):
         return {"out": tap("half", x / 2) * scale, "word": word}
 
 
+class Windows(nn.Module):
+    """Gives one name to a tensor of each window."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Halves()
+
+    def forward(self, x):
+        return self.part(self.part(x))
+
+
+class Halves(nn.Module):
+    def forward(self, x):
+        return torch.cat([tap("window", 2 * half) for half in x.chunk(2)])
+
+
 def record(replace):
     seen = []
 
@@ -114,3 +130,11 @@ def test_a_tap_with_a_modules_name_is_not_read_by_its_operator():
     )
     assert cheapest(named) == ["first"]
     assert cheapest(alone) == ("first.forward:9 mul", "first.forward:9 add")
+
+
+def test_a_name_that_one_call_gives_again_is_numbered():
+    seen, model = {}, Windows()
+    with Recorder(model, lambda site, tensor, module: seen.update({site: tensor})).recording():
+        model(torch.tensor([1.0, 3.0]))
+    windows = {site: tensor.item() for site, tensor in seen.items() if ":window" in site}
+    assert windows == {"part:window": 2, "part:window@1": 6, "part@1:window": 4, "part@1:window@1": 12}

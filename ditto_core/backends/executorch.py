@@ -133,7 +133,7 @@ class Lowered:
 
 def lower(program: Program, kernels: str, *, record: bool = False) -> Lowered:
     """Lower a traced model, with its ETRecord if that is to be saved. Raises :class:`BuildError` with the reason."""
-    from ditto_core.model.export import quiet
+    from ditto_core.model.tracing import quiet
 
     exported = without_dropout(program.exported)
     inputs = exported.example_inputs[0] if exported.example_inputs else ()

@@ -16,9 +16,9 @@ from ditto_core.backends.program_session import ProgramSession, Run, Signature
 from ditto_core.errors import BackendError, BuildError, SelectorError, UsageError, first_line, nearest
 from ditto_core.graphs.outputs import GIVEN
 from ditto_core.model.examples import token_inputs
-from ditto_core.model.export import quiet
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
+from ditto_core.model.tracing import quiet
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, get_backend
 from ditto_core.engines.copied import check_digests, write_digests
 from ditto_core.errors import BuildError, DittoError, SelectorError, UsageError, first_line, nearest
-from ditto_core.model.export import Export
+from ditto_core.model.exported import Export
 from ditto_core.session import Session
 from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
 from ditto_core.spec import DERIVED, EngineSpec, ModelSource, Range, ShapeProfile

@@ -22,7 +22,7 @@ def outline_key(spec: EngineSpec, model: str) -> str:
     """Return the key of an export without a graph, for a backend that builds from the source."""
     import transformers
 
-    from ditto_core.model.export import FORMAT
+    from ditto_core.model.exported import FORMAT
     from ditto_core.version import __version__
 
     versions = [__version__, FORMAT, transformers.__version__]
@@ -49,7 +49,7 @@ def export_versions() -> list[str | int]:
     import torch
     import transformers
 
-    from ditto_core.model.export import FORMAT
+    from ditto_core.model.exported import FORMAT
     from ditto_core.version import __version__
 
     return [__version__, FORMAT, torch.__version__, transformers.__version__, metadata.version("onnxscript")]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ditto_core.model.checkpoint import Language
-    from ditto_core.model.export import Export
+    from ditto_core.model.exported import Export
     from ditto_core.model.loading import LoadedModel
     from ditto_core.sites import Tap
 
@@ -166,7 +166,7 @@ class Workspace:
 
     def _verified(self, kind: str, key: str, make: Callable[[Path], None], spec: EngineSpec) -> Export:
         """Return an export whose every byte was verified once in this workspace; it may be as large as the model."""
-        from ditto_core.model.export import Export
+        from ditto_core.model.exported import Export
 
         known = self._exports.get(key)
         if known is None or not known.directory.is_dir():

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from ditto_core.errors import BuildError
-from ditto_core.model.export import PROVENANCE_FILE, Export, head_axis, unmapped_modules, wrap
+from ditto_core.model.export import unmapped_modules
 from ditto_core.model.export_failure import told
+from ditto_core.model.exported import PROVENANCE_FILE, Export, head_axis
 from ditto_core.model.loading import LoadedModel
+from ditto_core.model.tracing import wrap
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, vocab_size
 from ditto_core.sites import Provenance, Tap
 

@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import Dim
-from torch.overrides import TorchFunctionMode
 
 from ditto_core.model import checkpoint, states
 from ditto_core.model.code_lines import running_line
 from ditto_core.model.forward import DECODED, TOKENS, Forward, named_outputs
 from ditto_core.model.held import Holding, inputs_read
 from ditto_core.model.recorder import Recorder
-from ditto_core.sites import Tap, is_operator, rename
+from ditto_core.model.traced import RealViews, Seen, Traced, name_taps, own_tensors, version
 
 BATCH, LENGTH, PAST, TOTAL, SOURCE = "batch", "length", "past", "total", "source"
-
-
-class Traced:
-    """What a wrapper saw while it ran: ``torch.export`` undoes changes to a module's own attributes only.
-
-    ``rewritten`` holds the sites whose tensor the model writes into later on (``ReLU(inplace=True)``, ``h += x``);
-    ``spoils`` tells whether it writes into its inputs. ``stand_ins`` are tensors that the wrapper made in the place of
-    ones that it does not get: they are no sites.
-    """
-
-    def __init__(self) -> None:
-        self.outputs: tuple[str, ...] = ()
-        self.taps: dict[str, Tap] = {}
-        self.rewritten: frozenset[str] = frozenset()
-        self.spoils = True
-        self.stand_ins: tuple[torch.Tensor, ...] = ()
-
-    @property
-    def names(self) -> list[str]:
-        """The names of everything the wrapper returned, in order."""
-        return [*self.outputs, *(value for value in self.taps if value not in self.outputs)]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A tensor at a site. ``version`` counts the writes into it up to then, ``value`` is what it held then, ``line`` is
-    the model's own that was running."""
-
-    site: str
-    tensor: torch.Tensor
-    version: int
-    value: torch.Tensor
-    module: nn.Module
-    line: str
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """The same for two sites that are the very same tensor with the same content."""
-        return id(self.tensor), self.version
 
 
 class Wrapper(nn.Module):
@@ -113,65 +72,6 @@ class Wrapper(nn.Module):
         taps, extra = name_taps(seen, outputs, handed_in, {*outputs, *inputs})
         self.traced.outputs, self.traced.taps = tuple(outputs), taps
         return (*finals, *extra)
-
-
-class RealViews(TorchFunctionMode):
-    """Gives complex tensors new dimensions by way of their real and imaginary parts.
-
-    The exporter multiplies complex numbers (rotary embeddings of Llama 4 and DeepSeek V2) but cannot unsqueeze them.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func``; what adds dimensions before the last adds them to pairs of real numbers."""
-        if func not in (torch.Tensor.__getitem__, torch.Tensor.unsqueeze) or not args[0].is_complex():
-            return func(*args, **(kwargs or {}))
-        return torch.view_as_complex(func(torch.view_as_real(args[0]), *args[1:], **(kwargs or {})))
-
-
-def version(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was written into, through any view of it; tensors of inference mode do not count."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def own_tensors(outputs: Mapping[str, torch.Tensor], taken: set[int]) -> Iterator[torch.Tensor]:
-    """Yield each output as a tensor of its own: one that is an input, or another output as well, as a copy."""
-    for tensor in outputs.values():
-        yield tensor.clone() if id(tensor) in taken else tensor
-        taken.add(id(tensor))
-
-
-def name_taps(
-    seen: Sequence[Seen], outputs: Mapping[str, torch.Tensor], inputs: set[tuple[int, int]], taken: Collection[str]
-) -> tuple[dict[str, Tap], list[torch.Tensor]]:
-    """Return the taps by value, and the tensors of those that are no output. ``taken`` names are no value's.
-
-    Sites that are the very same tensor are one tap. Inputs, and what is not floating, are none.
-    """
-    values: dict[tuple[int, int], str] = {}
-    for name, tensor in outputs.items():
-        values.setdefault((id(tensor), version(tensor)), name)
-    taps: dict[str, Tap] = {}
-    extra: list[torch.Tensor] = []
-    for found in seen:
-        if found.identity in inputs or not found.tensor.is_floating_point():
-            continue
-        if found.identity not in values:
-            values[found.identity] = f"{found.site}:value" if found.site in taken else found.site
-            extra.append(found.value)
-        value = values[found.identity]
-        if value in taps:
-            taps[value] = also_called(taps[value], found.site)
-        else:
-            dtype = str(found.tensor.dtype).removeprefix("torch.")
-            taps[value] = Tap(found.site, value, module_class=class_name(found.module), dtype=dtype, source=found.line)
-    return taps, extra
-
-
-def also_called(tap: Tap, site: str) -> Tap:
-    """Return a tap with a further site. A module's input or output is called so rather than by the operator's line."""
-    if is_operator(tap.site) and not is_operator(site):
-        return rename(replace(tap, aliases=(*tap.aliases, site)), site)
-    return replace(tap, aliases=(*tap.aliases, site))
 
 
 class DecoderWrapper(Wrapper):
@@ -326,8 +226,3 @@ def positions_axes(tensor: torch.Tensor) -> dict[int, str]:
 def vocab_size(module: nn.Module) -> int:
     """Return the vocabulary's size, or 0 for a model without one."""
     return checkpoint.vocab_size(getattr(module, "config", None))
-
-
-def class_name(module: nn.Module) -> str:
-    """Return ``package.module.Class``."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"

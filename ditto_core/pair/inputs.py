@@ -11,7 +11,7 @@ from ditto_core.errors import UsageError
 from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from ditto_core.model.export import Export
+    from ditto_core.model.exported import Export
     from ditto_core.stepping.prompts import TokenBatch
 
 

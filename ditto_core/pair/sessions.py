@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
-    from ditto_core.model.export import Export
+    from ditto_core.model.exported import Export
     from ditto_core.model.loading import LoadedModel
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.session import Session, TakesRequests

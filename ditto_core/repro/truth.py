@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ditto_core.engines.engine import Engine
-    from ditto_core.model.export import Export
+    from ditto_core.model.exported import Export
     from ditto_core.model.loading import LoadedModel
     from ditto_core.sites import Tap
 

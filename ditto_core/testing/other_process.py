@@ -9,7 +9,7 @@ from typing import Any
 
 from ditto_core.backends.base import Backend, BuildRequest
 from ditto_core.engines.engine import spec_from_json
-from ditto_core.model.export import Export
+from ditto_core.model.exported import Export
 from ditto_core.spec import ModelSource
 from ditto_core.testing.subject import decoder
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from ditto_core.model.export import quiet
+from ditto_core.model.tracing import quiet
 
 
 def test_what_pytest_attaches_to_torchs_trace_hears_nothing_of_an_export(caplog):

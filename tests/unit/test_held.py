@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from ditto_core.errors import UsageError
-from ditto_core.model.export import Export, export
+from ditto_core.model.export import export
+from ditto_core.model.exported import Export
 from ditto_core.model.held import Holding, inputs_read
 from ditto_core.model.loading import load_model
 from ditto_core.spec import EngineSpec, ModelSource, ShapeProfile

@@ -1,0 +1,113 @@
+"""How a model is traced: what wraps it, what is held while it runs, and what is put back afterwards."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr
+from io import StringIO
+from typing import Any, TypeVar
+
+from torch import nn
+
+from ditto_core.errors import BuildError, UsageError
+from ditto_core.model.export_failure import depends_on_values, export_failure, told
+from ditto_core.model.loading import LoadedModel
+from ditto_core.model.staged_wrappers import FirstWrapper, LaterWrapper
+from ditto_core.model.wrappers import DecoderWrapper, ModuleWrapper, Wrapper
+
+T = TypeVar("T")
+
+
+def held_where_read(model: LoadedModel, wrapper: Wrapper, trace: Callable[[], T]) -> T:
+    """Trace a model; where that fails for numbers that its code reads, hold the inputs they are of and trace again.
+
+    Raises :class:`BuildError` with the exporter's innermost complaint.
+    """
+    try:
+        try:
+            with restored(model.module):
+                return trace()
+        except Exception as error:
+            if not depends_on_values(error) or not wrapper.hold():
+                raise
+            return trace()
+    except Exception as error:
+        raise BuildError(export_failure(model.label, error)) from error
+
+
+def wrap(model: LoadedModel, named: Sequence[tuple[str, int, str]] = ()) -> Wrapper:
+    """Return what is traced of a loaded model. Raises :class:`UsageError` for a dimension that no input has."""
+    if model.decoder and named:
+        raise UsageError(f"dynamic names {named[0][0]!r}, but {model.label} is a decoder, whose sizes are all dynamic")
+    if model.decoder:
+        return DecoderWrapper(model.module)
+    if model.later:
+        return LaterWrapper(model.module, model.examples)
+    for name, index, dimension in named:
+        if name not in model.examples:
+            raise UsageError(f"dynamic names input {name!r}, {model.label} has {', '.join(model.examples)}")
+        if index >= model.examples[name].ndim:
+            raise UsageError(
+                f"dynamic gives {dimension!r} to dimension {index} of {name!r}, which has {model.examples[name].ndim}"
+            )
+    return (FirstWrapper if model.staged else ModuleWrapper)(model.module, model.examples, named)
+
+
+def run_once(model: LoadedModel, wrapper: Wrapper, arguments: tuple[Any, ...]) -> None:
+    """Run a wrapper before it is traced. Raises :class:`BuildError` when the model cannot run on its own examples."""
+    try:
+        wrapper(*arguments)
+    except Exception as error:
+        raise BuildError(f"{model.label} could not be run: {told(error)}") from error
+    if not wrapper.traced.outputs:
+        raise BuildError(f"{model.label} returns no tensor, expected at least one to compare")
+
+
+def own_symbols(wanted: bool) -> AbstractContextManager[Any]:
+    """Give dimensions symbols of their own: without that, an image that is square in the example always is."""
+    config: Any = importlib.import_module("torch.fx.experimental._config")
+    patched: AbstractContextManager[Any] = config.patch(use_duck_shape=not wanted)
+    return patched
+
+
+@contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """Give each module its attributes back: what a forward keeps while it is traced holds no numbers.
+
+    Dicts among them keep their identity, which handles of hooks refer to; those of other classes may be immutable.
+    """
+    attributes = [vars(part) for part in module.modules()]
+    dicts = [value for table in attributes for value in table.values() if type(value) in (dict, OrderedDict)]
+    before = [(table, dict(table)) for table in (*attributes, *dicts)]
+    try:
+        yield
+    finally:
+        for table, kept in before:
+            table.clear()
+            table.update(kept)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the exporters' chatter off the screen; their errors still raise. Of one torch prints the graph so far."""
+    names = ("torch.onnx", "onnxscript", "torch.export", "torch._export", "torch.fx", "onnx_ir")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    # torch's structured trace is at debug level on purpose, and pytest captures loggers that do not propagate as well.
+    trace = logging.getLogger("torch.__trace")
+    propagate, trace.propagate = trace.propagate, False
+    handlers, trace.handlers = trace.handlers, [h for h in trace.handlers if type(h).__module__.startswith("torch.")]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        trace.propagate, trace.handlers = propagate, handlers
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

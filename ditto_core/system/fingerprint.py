@@ -50,7 +50,7 @@ class DigestMemo:
     One small JSON file below ``directory`` for each file, whatever its names. A digest is used only while size, mtime,
     ctime, device and inode are what they were: a file that was written to, replaced or restored with its old mtime is
     read again. A name more or fewer changes the ctime and not the bytes, so that hard links are not read again. A file
-    of less than ``least`` bytes always is.
+    of less than ``least`` bytes always is, and any on a file system that numbers no inodes.
     """
 
     directory: Path
@@ -65,7 +65,7 @@ class DigestMemo:
         before = _identity(path)
         digest = hash_file(path)
         settled = time.time_ns() - max(before["ctime_ns"], before["mtime_ns"]) > RACY_NS
-        if settled and before["size"] >= self.least and _identity(path) == before:
+        if settled and before["ino"] and before["size"] >= self.least and _identity(path) == before:
             self._write(path, before, digest)
         return digest
 

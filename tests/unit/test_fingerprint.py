@@ -91,6 +91,15 @@ def test_a_file_with_another_name_and_other_bytes_is_read(tmp_path, settled):
     assert memo.digest(path) == hashlib.sha256(b"abd").hexdigest()
 
 
+def test_files_without_an_inode_of_their_own_are_read_each_time(tmp_path, settled, reads, monkeypatch):
+    monkeypatch.setattr(fp, "_identity", lambda path: dict.fromkeys(("size", "mtime_ns", "ctime_ns", "ino", "dev"), 0))
+    memo = DigestMemo(tmp_path / "memo")
+    for name, content in {"a": b"abc", "b": b"abd"}.items():
+        (tmp_path / name).write_bytes(content)
+        assert memo.digest(tmp_path / name) == hashlib.sha256(content).hexdigest()
+    assert len(reads) == 2
+
+
 def test_small_files_are_read_each_time(tmp_path, settled, reads):
     memo = DigestMemo(tmp_path / "memo", least=3)
     for name, content in {"small": b"ab", "large": b"abc"}.items():

@@ -16,8 +16,8 @@ def read_model(text: str) -> ModelSource:
 
     Raises :class:`ModelError` when the module cannot be imported or has no such callable.
     """
-    where, _, name = text.rpartition(":")
-    if not name.isidentifier() or Path(text).exists():
+    where, colon, name = text.rpartition(":")
+    if not colon or not name.isidentifier() or Path(text).exists():
         return ModelSource.of(text)
     module = imported(where)
     factory = getattr(module, name, None)

@@ -140,7 +140,7 @@ def test_8_bit_weights_are_found_and_what_they_cost_is_told_from_the_kernels(wor
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     foreign_files.whole(bert_file, tmp_path / "source.onnx")
-    quantize_dynamic(tmp_path / "source.onnx", tmp_path / "m.onnx", weight_type=QuantType.QInt8, per_channel=True)
+    quantize_dynamic(tmp_path / "source.onnx", tmp_path / "m.onnx", weight_type=QuantType.QUInt8, per_channel=True)
     file, model = OnnxFile(tmp_path / "m.onnx"), load_model(BERT)
     by_hand = dequantized_by_hand(onnx.load(str(tmp_path / "m.onnx")))
     whole = quantized(model, file)

@@ -56,6 +56,23 @@ def test_a_baseline_stands_for_the_reference_in_a_batch_too(scorer):
     assert [r.reference for r in found] == [each.side for each in known]
 
 
+def test_an_engine_that_leaves_the_references_tokens_goes_on_by_itself(scorer):
+    other = load_model(ModelSource.of(llama))
+    with torch.no_grad():
+        other.module.lm_head.weight.copy_(other.module.lm_head.weight.flip(0))
+    wrong = replace(scorer, engine=EagerSession(other, (), dtype="float32"))
+    prompt = Sample("p", prompt=(1, 2, 3))
+    healthy, found = scorer.score(prompt), wrong.score(prompt)
+    assert healthy.engine.generated == healthy.reference.generated == found.reference.generated
+    assert found.engine.generated == scorer_of_itself(other).score(prompt).engine.generated
+    assert found.engine.generated != found.reference.generated
+
+
+def scorer_of_itself(model):
+    engine, reference = (EagerSession(model, (), dtype=dtype) for dtype in ("float32", "float64"))
+    return Scorer(engine, reference, None, 256, ShapeProfile(), 3)
+
+
 def test_what_a_sample_cannot_be_scored_by_is_one_line(scorer):
     text = Sample("t", text=(1, 2, 3))
     record = scorer.score(text)

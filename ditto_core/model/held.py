@@ -6,13 +6,15 @@ them alone is computed while the model is traced, and the graph has the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter
+
+from ditto_core.model.tape import writes
 
 READ = frozenset(
     getattr(torch.Tensor, name) for name in ("tolist", "item", "__int__", "__bool__", "__index__", "__float__")
@@ -38,6 +40,15 @@ class Following(TorchFunctionMode):
         known = [self._known.get(id(tensor)) for tensor in tensors]
         return frozenset().union(*(found[1] for found in known if found)) if known and all(known) else frozenset()
 
+    def forget(self, func: Callable[..., Any], args: Sequence[Any]) -> None:
+        """Follow a tensor no further that other tensors are written into, nor what shares its memory."""
+        held = self._known.get(id(args[0])) if args and writes(getattr(func, "__name__", "")) else None
+        if held is not None:
+            memory = held[0].untyped_storage()._cdata
+            same = [key for key, (t, _) in self._known.items() if t.untyped_storage()._cdata == memory]
+            for key in same:
+                del self._known[key]
+
     def follow(self, value: Any, names: frozenset[str]) -> Any:
         """Remember where a result comes from, and return it."""
         for each in tree_iter(value):
@@ -58,6 +69,8 @@ class Reading(Following):
         origin = self.origin(args, kwargs)
         if origin and func in READ:
             self.names |= origin
+        if not origin:
+            self.forget(func, args)
         value = func(*args, **(kwargs or {}))
         return self.follow(value, origin) if origin else value
 
@@ -71,6 +84,7 @@ class Holding(Following):
         if func in MADE and not any(isinstance(each, SYMBOLIC) for each in tree_iter((args, kwargs))):
             origin = frozenset(["numbers"])
         if not origin:
+            self.forget(func, args)
             return func(*args, **(kwargs or {}))
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return self.follow(func(*args, **(kwargs or {})), origin)

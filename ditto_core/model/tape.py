@@ -138,8 +138,8 @@ class Tape(TorchFunctionMode):
         result = args[0] if name == "__setitem__" else out
         leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
         tensors = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        writes = name in WRITING or (name.endswith("_") and not name.endswith("__"))
-        if not tensors or (not writes and all(tensor in self._known for _, tensor in tensors)):
+        written = writes(name)
+        if not tensors or (not written and all(tensor in self._known for _, tensor in tensors)):
             return out
         source, code = line_of_model()
         node = self._add(Node(func, taken, named, name, source, code, writes=writes)).node
@@ -155,6 +155,11 @@ class Tape(TorchFunctionMode):
 
 WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
 """Functions that change their first argument."""
+
+
+def writes(name: str) -> bool:
+    """Tell whether a function of this name changes its first argument."""
+    return name in WRITING or (name.endswith("_") and not name.endswith("__"))
 
 
 def line_of_model() -> tuple[str, str]:

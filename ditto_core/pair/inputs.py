@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ditto_core.errors import UsageError
+from ditto_core.model.forward import DECODED, TOKENS
 from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from ditto_core.model.exported import Export
     from ditto_core.stepping.prompts import TokenBatch
+
+TOWERS = ("vision_config", "audio_config")
+"""Parts of a configuration whose modules text tokens do not reach."""
+MORE = "a callable that returns (module, {name: tensor}) gives it more than tokens; call generate({name: tensor}) then"
+
+
+def parts_not_run(config: Any, given: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return a note for each part of a model that does not run where all it is ``given`` are tokens."""
+    if not set(given) <= {*TOKENS, DECODED}:
+        return []
+    towers = [name.removesuffix("_config") for name in TOWERS if getattr(config, name, None) is not None]
+    return [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
 
 
 def rounded(inputs: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:

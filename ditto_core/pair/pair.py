@@ -17,7 +17,7 @@ from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError, check_type
 from ditto_core.model.checkpoint import vocab_size
 from ditto_core.model.forward import DECODED, can_generate, first_inputs
-from ditto_core.pair.inputs import check_padding, digests, rounded
+from ditto_core.pair.inputs import MORE, check_padding, digests, parts_not_run, rounded
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.pair.runner import RunFn, Runner
 from ditto_core.pair.sessions import Sessions
@@ -37,11 +37,6 @@ if TYPE_CHECKING:
 
 AnyInputs = Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor] | None
 """Prompts of a decoder, inputs by name of another model, or None for its examples."""
-
-
-TOWERS = ("vision_config", "audio_config")
-"""Parts of a configuration whose modules text tokens do not reach."""
-MORE = "a callable that returns (module, {name: tensor}) gives it more than tokens; call generate({name: tensor}) then"
 HELD = "the model's code reads its numbers, as an exporter cannot"
 
 
@@ -144,12 +139,7 @@ class Pair:
                 on_step=self.on_step,
             )
 
-        towers = [name.removesuffix("_config") for name in TOWERS if getattr(self.model_config, name, None) is not None]
-        notes = (
-            []
-            if model.staged
-            else [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
-        )
+        notes = parts_not_run(self.model_config, batch.sequencer().inputs())
         notes += input_differences(self.sessions.engine, batch, model.module, tokenizer, self.spec.dtype)
         notes += self.sessions.weight_differences
         return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)

@@ -45,6 +45,25 @@ def test_an_input_is_held_whose_numbers_are_read_and_others_are_not(tmp_path, ca
         done.check({"grid": torch.tensor([[1, 3], [1, 7]])})
 
 
+class Marked(Tiles):
+    """Writes into a tensor that it made of numbers, where the patches say so, and into a part of it."""
+
+    def forward(self, patches: torch.Tensor, grid: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        order = torch.arange(len(patches))
+        order[2:].mul_((patches[2:, 0] > 0).long())
+        return super().forward(patches, grid, count) + order.float()[:, None]
+
+
+def test_what_is_written_into_a_held_tensor_is_not_lost():
+    from ditto_core.model.program import trace_program
+
+    model = load_model(ModelSource.of(lambda: (Marked(), tiles()[1])))
+    program = trace_program(model, (), ShapeProfile()).exported.module()
+    given = {**model.examples, "patches": -model.examples["patches"]}
+    (found,) = program(*given.values())
+    torch.testing.assert_close(found, model.module(**given))
+
+
 def test_a_program_holds_them_too(tmp_path):
     from ditto_core.model.program import trace_program
 

@@ -1,10 +1,13 @@
 """What a pair feeds to both sides."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from ditto_core.errors import UsageError
-from ditto_core.pair.inputs import rounded
+from ditto_core.model.forward import DECODED
+from ditto_core.pair.inputs import parts_not_run, rounded
 
 
 def test_inputs_are_rounded_to_the_engines_dtype_and_integers_kept():
@@ -12,6 +15,14 @@ def test_inputs_are_rounded_to_the_engines_dtype_and_integers_kept():
     assert found["x"].dtype == torch.bfloat16
     assert found["x"].tolist() == [1.0, -torch.inf]
     assert found["ids"].dtype == torch.int64
+
+
+def test_parts_that_tokens_do_not_reach_are_noted_unless_they_get_something():
+    config, ids = SimpleNamespace(vision_config={}, audio_config=None), torch.tensor([[1]])
+    (note,) = parts_not_run(config, {"input_ids": ids, "attention_mask": ids, DECODED: ids})
+    assert note.startswith("text tokens do not reach the vision part of this model: it was not run")
+    assert parts_not_run(config, {"input_ids": ids, "pixel_values": torch.zeros(1, 3, 2, 2)}) == []
+    assert parts_not_run(SimpleNamespace(), {"input_ids": ids}) == []
 
 
 def test_an_additive_mask_stays_a_mask():

@@ -105,18 +105,28 @@ def _export(
     taps = tuple(describe(wrapper, decomposed, names, axes))
     Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
     write_readable(decomposed, directory)
+    return described(model, wrapper, directory, input_names, named)
+
+
+def described(
+    model: LoadedModel,
+    wrapper: Wrapper,
+    directory: Path,
+    names: Sequence[str],
+    named: Sequence[tuple[str, int, str]],
+) -> Export:
+    """Write down what an exported graph takes, by the ``names`` of its inputs, and what it returns."""
     shapes = input_shapes(directory / ONNX_FILE)
+    check_dynamic(model, named, shapes)
     fixed = [
         (name, index, dimension)
         for name, dimensions in wrapper.dimensions.items()
         for index, dimension in dimensions.items()
         if isinstance(shapes[name][index], int)
     ]
-    check_dynamic(model, named, shapes)
-    vocabulary = vocab_size(model.module)
-    inputs, outputs = tuple(input_names), wrapper.traced.outputs
+    vocabulary, outputs = vocab_size(model.module), wrapper.traced.outputs
     held = {name: tensor.tolist() for name, tensor in wrapper.held.items()}
-    done = Export(directory, model.decoder, inputs, outputs, vocabulary, shapes, model.staged, fixed, held)
+    done = Export(directory, model.decoder, tuple(names), outputs, vocabulary, shapes, model.staged, fixed, held)
     done.save()
     return done
 

@@ -142,7 +142,7 @@ class Tape(TorchFunctionMode):
         if not tensors or (not written and all(tensor in self._known for _, tensor in tensors)):
             return out
         source, code = line_of_model()
-        node = self._add(Node(func, taken, named, name, source, code, writes=writes)).node
+        node = self._add(Node(func, taken, named, name, source, code, writes=written)).node
         single = len(leaves) == 1 and leaves[0] is result
         for i, tensor in tensors:
             self._known[tensor] = Ref(node, None if single else i)

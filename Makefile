@@ -91,7 +91,7 @@ reliability: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python benchmarks/reliability.py --results reliability.jsonl --count 60 --fuzz 240
 
 vllm: $(VLLM)/stamp
-	$(VLLM)/bin/python -m pytest -q tests/engines/test_vllm.py -p no:cacheprovider
+	$(VLLM)/bin/python -m pytest -q tests/engines/test_vllm*.py -p no:cacheprovider
 
 foreign: $(VENV)/stamp
 	$(BIN)/pip install -q -c constraints.txt -e '.[foreign]'

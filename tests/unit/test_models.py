@@ -169,6 +169,19 @@ def test_a_model_whose_own_code_takes_no_empty_cache_is_refused_in_one_line(monk
         states.layout(model)
 
 
+def test_a_model_that_takes_no_long_prompt_is_exported_for_one_length(monkeypatch):
+    model = tiny_decoder("llama", layers=1)
+    assert not states.loops(model)
+    monkeypatch.setattr(states, "LENGTHS", (4, 8))
+    model.register_forward_pre_hook(at_most_five, with_kwargs=True)
+    assert states.loops(model)
+
+
+def at_most_five(module, args, kwargs):
+    if kwargs["input_ids"].shape[1] > 5:
+        raise IndexError("index out of range in self")
+
+
 def saved(folder):
     tiny_decoder("llama", layers=1).save_pretrained(folder)
     return folder

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ditto_core.cli.results import writable
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
 
@@ -23,7 +24,8 @@ def command(
     ],
     file: Annotated[Path, typer.Argument(help="ONNX file, or a folder with one.")],
     map_file: Annotated[
-        Path | None, typer.Option("--map", help="Write the map of sites to values here, for review and reuse.")
+        Path | None,
+        typer.Option("--map", help="Write the map of sites to values here, for review and reuse.", callback=writable),
     ] = None,
     inputs: Annotated[
         list[str] | None, typer.Option("--input", help="INPUT=ROLE where a name does not tell; repeatable.")
@@ -32,7 +34,9 @@ def command(
     weights: Annotated[
         bool, typer.Option("--weights", help="Quantized file: tell what the weights cost and what the kernels do.")
     ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the map and the faults here.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the map and the faults here.", callback=writable)
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:
     """Align an engine file with its model or a file.

@@ -9,6 +9,7 @@ import typer
 
 from ditto_core.cli import gate_options as shared
 from ditto_core.cli.engine_options import BuildOption, Profile
+from ditto_core.cli.results import writable
 
 
 def command(
@@ -30,7 +31,9 @@ def command(
     threads: shared.Threads = None,
     jobs: shared.Jobs = 1,
     cluster: shared.Cluster = "",
-    output: Annotated[Path, typer.Option("--output", "-o", help="TOML file of rules.")] = Path("tolerances.toml"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="TOML file of rules.", callback=writable)] = Path(
+        "tolerances.toml"
+    ),
     cache_dir: shared.CacheDir = "",
 ) -> None:
     """Write tolerances measured on a suite.
@@ -42,10 +45,8 @@ def command(
     from ditto_core.compare.rules import load_tolerance, write_rules
     from ditto_core.engines.workers import executor_of
     from ditto_core.gates.calibration import Calibration, calibrate_suite
-    from ditto_core.system.files import check_writable
 
     gate, execute = shared.settings_of(context).gate(), executor_of(jobs, cluster)
-    check_writable(output)
     # A file that cannot be merged with is said before the run, not after it.
     known = load_tolerance(output) if output.exists() else None
     workspace = screen.workspace(cache_dir)

@@ -10,6 +10,7 @@ import typer
 from ditto_core.cli import debug_options as shared
 from ditto_core.cli.engine_options import BuildOption, key_value
 from ditto_core.cli.gate_options import Cluster, Jobs
+from ditto_core.cli.results import writable
 from ditto_core.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Reduce, bisect and repeat failing builds.")
@@ -21,7 +22,9 @@ def reduce(
     good: shared.GoodSide,
     judgement: shared.Judgement,
     model: Path = typer.Argument(help="The failing ONNX model."),
-    output: Path = typer.Option(Path("reduced.onnx"), "--output", "-o", help="Where the smallest failing model goes."),
+    output: Path = typer.Option(
+        Path("reduced.onnx"), "--output", "-o", help="Where the smallest failing model goes.", callback=writable
+    ),
     expected: shared.Expected = None,
     iter_artifact: shared.IterArtifact = shared.ITER_ARTIFACT,
 ) -> None:
@@ -48,7 +51,9 @@ def precision(
     good: shared.GoodSide,
     judgement: shared.Judgement,
     model: Path = typer.Argument(help="A strongly typed float16 or bfloat16 ONNX model."),
-    output: Path = typer.Option(Path("mixed.onnx"), "--output", "-o", help="Where the mixed-precision model goes."),
+    output: Path = typer.Option(
+        Path("mixed.onnx"), "--output", "-o", help="Where the mixed-precision model goes.", callback=writable
+    ),
     keep: str = typer.Option("float32", help="Dtype of the operators that are kept: float32 or bfloat16."),
     engine: str = typer.Option(
         "emulated", help="What judges without a --check: emulated (rounds where an engine stores) or onnxruntime."

@@ -11,6 +11,7 @@ import typer
 from ditto_core.cli import gate_options as shared
 from ditto_core.cli import screen
 from ditto_core.cli.engine_options import BuildOption, Profile
+from ditto_core.cli.results import writable
 from ditto_core.errors import UsageError
 from ditto_core.system.sizes import format_age, parse_age
 from ditto_core.visible import lines
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Run, merge and check accuracy gates.")
 
-Output = Annotated[Path, typer.Option("--output", help="Write the result (JSON) here.")]
+Output = Annotated[Path, typer.Option("--output", help="Write the result (JSON) here.", callback=writable)]
 RESULT = Path("gate.json")
 
 
@@ -65,7 +66,6 @@ def run(
     settings = shared.settings_of(context)
     gate, part, execute = settings.gate(), Shard.parse(shard), executor_of(jobs, cluster)
     known = baseline_of(settings, update_baseline, part)
-    check_writable(output)
     if update_baseline and settings.baseline:
         check_writable(settings.baseline)
     for line in plan(gate.suite, gate.policy, gate.dtype):

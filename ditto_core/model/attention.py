@@ -46,7 +46,7 @@ def observed(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         inner = attention_function(name, module)
-        kind = "rope" if "position_embeddings" in inspect.signature(module.forward).parameters else "states"
+        kind = kind_of(module)
         query = tap(f"q_{kind}", query)
         key = tap(f"k_{kind}", key)
         value = tap("v_states", value)
@@ -59,6 +59,16 @@ def observed(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         return tap("context", context), probs
 
     return forward
+
+
+def kind_of(module: nn.Module) -> str:
+    """Tell how an attention's queries and keys are called: ``rope`` where it rotates them, else ``states``."""
+    return "rope" if "position_embeddings" in inspect.signature(module.forward).parameters else "states"
+
+
+def is_observed(module: nn.Module) -> bool:
+    """Tell whether a transformers model computes attention by a function of this module."""
+    return str(getattr(getattr(module, "config", None), "_attn_implementation", "")).startswith(PREFIX)
 
 
 def other_context(context: torch.Tensor, probs: torch.Tensor, seen: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ONNX_FILE = "model.onnx"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
-FORMAT = 6
+FORMAT = 7
 """Of what an export holds, site names included; part of its key."""
 
 

@@ -35,6 +35,14 @@ def tap(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if recorder is None else recorder.tapped(name, tensor)
 
 
+def running() -> nn.Module | None:
+    """Return the module whose forward runs and is recorded; None outside of a recording."""
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    recorder = _recorder.get()
+    return None if recorder is None else recorder.running()
+
+
 class Recorder:
     """Forward hooks on the modules below ``root``; each tensor is handed to ``on_tensor`` as soon as it exists.
 
@@ -88,9 +96,13 @@ class Recorder:
 
         A name that the module's call gives again is numbered, as calls are.
         """
-        path, module = self._stack[-1] if self._stack else ("", self._root)
-        other = self._on_tensor(self._numbered(f"{path}:{name}"), tensor, module)
+        path = self._stack[-1][0] if self._stack else ""
+        other = self._on_tensor(self._numbered(f"{path}:{name}"), tensor, self.running())
         return tensor if other is None else other
+
+    def running(self) -> nn.Module:
+        """Return the module whose forward runs, of those that are hooked."""
+        return self._stack[-1][1] if self._stack else self._root
 
     def computed(self, operator: str, result: Any) -> Any:
         """Take what an operator returned; return what goes on. Code that is torch's own is a module's inside."""

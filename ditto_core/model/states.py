@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ditto_core.errors import ModelError, first_line
+from ditto_core.model.attention import is_observed
 
 GROWING = ("key", "value")
 FIXED = ("conv", "recurrent")
@@ -89,7 +90,14 @@ def empty_cache(module: nn.Module) -> Any:
     """Return an empty ``DynamicCache``. It keeps whole sequences: sliding layers apply their window by the mask."""
     from transformers.cache_utils import DynamicCache
 
-    return layered_cache(module) if has_fixed_states(module) else DynamicCache()
+    from ditto_core.model.caches import ObservedLayer
+
+    if has_fixed_states(module):
+        return layered_cache(module)
+    cache = DynamicCache()
+    if not is_observed(module):
+        cache.layer_class_to_replicate = ObservedLayer
+    return cache
 
 
 def cross_cache() -> Any:
@@ -149,8 +157,6 @@ def filled(cache: Any, states: Mapping[str, torch.Tensor]) -> Any:
 
 def put(cache: Any, name: str, tensor: torch.Tensor) -> None:
     """Make a tensor what a cache holds under a name."""
-    from transformers.cache_utils import DynamicLayer
-
     index, _, kind = name.partition(".")
     if kind in CROSS:
         put(cache.cross_attention_cache, name.replace("cross_", ""), tensor)
@@ -158,7 +164,7 @@ def put(cache: Any, name: str, tensor: torch.Tensor) -> None:
         return
     cache = getattr(cache, "self_attention_cache", cache)
     while len(cache.layers) <= int(index):
-        cache.layers.append(DynamicLayer())
+        cache.layers.append(cache.layer_class_to_replicate())
     layer = cache.layers[int(index)]
     layer.dtype, layer.device = tensor.dtype, tensor.device
     if kind in GROWING:

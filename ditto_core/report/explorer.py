@@ -66,8 +66,7 @@ def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
     External weights are copied beside it, unless they are there already. Raises :class:`UsageError` when the file is
     not ONNX or holds none of the compared values, :class:`TraceError` when it cannot be written.
     """
-    import onnx
-
+    from ditto_core.system.atomic import write_atomic
     from ditto_core.system.files import writing
 
     graph = load(model, data=False)
@@ -85,7 +84,7 @@ def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         place_weights(graph, model.parent, path.parent, copy=True)
-        onnx.save(graph, str(path))
+        write_atomic(path, graph.SerializeToString())
     return count
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import UsageError, first_line
+from ditto_core.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,10 +38,12 @@ def write_figure(comparison: Comparison, path: Path) -> None:
     made = figure(comparison)
     if not path.suffix:
         raise UsageError(f"{path}: a figure's name needs a suffix, expected .pdf, .svg or .png")
+    drawn = BytesIO()
     try:
-        made.savefig(path, dpi=200)
+        made.savefig(drawn, dpi=200, format=path.suffix[1:])
     except ValueError as error:
         raise UsageError(f"{path}: {first_line(error)}") from error
+    write_atomic(path, drawn.getvalue())
 
 
 def draw_depth(axes: Any, comparison: Comparison) -> None:

@@ -1,14 +1,16 @@
-"""The commands as a user types them, in real processes, on a tiny Llama saved as safetensors."""
+"""The commands as a user types them, on a tiny Llama saved as safetensors; each once in a process of its own."""
 
 import json
 import os
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from ditto_core.backends.base import backend_names
+from tests.commands import ditto
 from tests.models import llama
 
 
@@ -20,7 +22,7 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def command(shared_cache_dir):
+def process(shared_cache_dir):
     def run(*arguments, **env):
         variables = {**os.environ, "DITTO_CACHE_DIR": str(shared_cache_dir), **env}
         line = [sys.executable, "-m", "ditto_core", *map(str, arguments)]
@@ -30,9 +32,14 @@ def command(shared_cache_dir):
 
 
 @pytest.fixture(scope="session")
-def engine_dir(command, model_dir, tmp_path_factory):
+def command(shared_cache_dir):
+    return partial(ditto, DITTO_CACHE_DIR=str(shared_cache_dir))
+
+
+@pytest.fixture(scope="session")
+def engine_dir(process, model_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("engines") / "engine"
-    done = command(
+    done = process(
         "build", model_dir, "--output-dir", out, "--add-output", "model.layers.*.mlp", "--add-output", "**.?_proj"
     )
     assert done.returncode == 0, done.stderr
@@ -55,8 +62,8 @@ def dump(command, engine_dir, folder, ids="3,4,5"):
     return done
 
 
-def test_run_dumps_every_step_as_safetensors_text_and_manifest(command, engine_dir, tmp_path):
-    done = dump(command, engine_dir, tmp_path / "a")
+def test_run_dumps_every_step_as_safetensors_text_and_manifest(process, engine_dir, tmp_path):
+    done = dump(process, engine_dir, tmp_path / "a")
     names = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert names == ["manifest.json", *sorted(f"step{i}.{end}" for i in range(3) for end in ("safetensors", "txt"))]
     assert "model.layers.1.mlp" in (tmp_path / "a" / "step0.txt").read_text()
@@ -76,10 +83,10 @@ def test_different_prompts_differ_with_exit_code_1(command, engine_dir, tmp_path
     assert command("compare", tmp_path / "a", tmp_path / "b").returncode == 1
 
 
-def test_different_lengths_cannot_be_compared(command, engine_dir, tmp_path):
+def test_different_lengths_cannot_be_compared(command, process, engine_dir, tmp_path):
     dump(command, engine_dir, tmp_path / "a")
     dump(command, engine_dir, tmp_path / "b", ids="3,4")
-    done = command("compare", tmp_path / "a", tmp_path / "b")
+    done = process("compare", tmp_path / "a", tmp_path / "b")
     assert done.returncode == 2, done.stdout
 
 
@@ -133,8 +140,8 @@ def test_bad_input_is_one_line_and_exit_code_2(command, model_dir, engine_dir, a
     assert message in lines[0]
 
 
-def test_doctor_has_a_line_for_each_backend_and_all_about_one_on_request(command):
-    done = command("doctor")
+def test_doctor_has_a_line_for_each_backend_and_all_about_one_on_request(command, process):
+    done = process("doctor")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("backend ")] == backend_names()

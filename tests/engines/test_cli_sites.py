@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.test_inspect import ditto
+from tests.commands import ditto
 from tests.models import tapped_net
 
 MODELS = str(Path(__file__).parents[1] / "models.py")

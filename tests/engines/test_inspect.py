@@ -1,15 +1,13 @@
 """`ditto inspect` on real engines of TensorRT-RTX and ONNX Runtime."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from ditto_core.backends.tensorrt.library import load_library
 from ditto_core.errors import BackendError
 from ditto_core.spec import EngineSpec
+from tests.commands import ditto
 from tests.models import DECODERS
 
 EVERYTHING = ("**", "**:**")
@@ -23,12 +21,6 @@ def tensorrt_engine(workspace):
     except BackendError as error:
         pytest.skip(f"TensorRT engines cannot be built here: {error}")
     return workspace.build(EngineSpec.of(DECODERS["llama"], backend="tensorrt", outputs=EVERYTHING))
-
-
-def ditto(*arguments: str, columns: int = 200) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "ditto_core", *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": str(columns)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_inspect_shows_what_is_in_an_engine_as_tables_and_as_json(tensorrt_engine):

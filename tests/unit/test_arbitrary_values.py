@@ -159,13 +159,15 @@ def commands(command, path=()):
 
 
 COMMANDS = dict(commands(typer.main.get_command(application())))
+STARTS_PYTEST = {("cache", "needs"), ("cache", "fetch")}
+"""Commands that collect tests in a process of its own, which takes four seconds."""
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_a_command_takes_a_value_or_refuses_it_in_one_line(path, monkeypatch, capsys):
     known = COMMANDS[path].params
 
-    @settings(PROPERTY, max_examples=25)
+    @settings(PROPERTY, max_examples=3 if path in STARTS_PYTEST else 25)
     @given(st.data())
     def refuse(data):
         words = [*path]

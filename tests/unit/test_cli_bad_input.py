@@ -67,6 +67,12 @@ def refused(tmp_path, monkeypatch, capsys):
             ("compare", "dump.safetensors", "dump.safetensors", "--json", "folder"),
             "cannot write folder: Is a directory",
         ),
+        (("align", "no/such/model", "no.onnx", "--map", "folder"), "cannot write folder: Is a directory"),
+        (("align", "no/such/model", "no.onnx", "--json", "folder"), "cannot write folder: Is a directory"),
+        (("localize", "no/such/model", "--json", "folder"), "cannot write folder: Is a directory"),
+        (("answers", "no/such/model", "five.json", "five.json", "--json", "folder"), "cannot write folder: Is a dir"),
+        (("debug", "reduce", "no.onnx", "--output", "folder"), "cannot write folder: Is a directory"),
+        (("debug", "precision", "no.onnx", "--json", "folder"), "cannot write folder: Is a directory"),
         (("compare", "dump.safetensors", "dump.safetensors", "--rtol", "-1"), "rtol is -1.0, expected a number of 0"),
         (("compare", "dump.safetensors", "dump.safetensors", "--atol", "nan"), "atol is nan, expected a number of 0"),
         (("build", "no/such/model", "--profile", "batch=1,1,²"), "--profile got 'batch=1,1,²', expected DIM=MIN,OPT"),
@@ -120,16 +126,3 @@ def test_a_report_of_a_run_takes_its_only_comparison_and_names_several(refused, 
     assert line.startswith("run.json: it holds 2 comparisons")
     assert line.split(": ", 2)[2].startswith("'test_a', 'test_b'")
     assert "needs a suffix" in refused("report", "new/one.json", "--figure", "folder/errors")
-
-
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
-    from tests.models import DECODERS
-
-    monkeypatch.chdir(tmp_path)
-    DECODERS["llama"]().save_pretrained("model")
-    words = ("localize", "model", "--input-ids", "5,6", "--max-output-len", "1", "--json", "absent/found.json")
-    monkeypatch.setattr("sys.argv", ["ditto", *words, "--cache-dir", str(tmp_path / "cache")])
-    with pytest.raises(SystemExit) as done:
-        main()
-    assert done.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "ditto: No such file or directory: absent/found.json"

@@ -10,6 +10,8 @@
 # make foreign  the tests on files of other tools, which it installs (onnxruntime-genai, onnxsim)
 # make engines  every engine of the CPU on the same models, and the tests of ExecuTorch and torchvision's ResNet-50, which
 #                it installs into .engines and .vision
+# make conformance  every promise of the backends that compile (ExecuTorch, inductor): after a change of a backend, and
+#                before a release; a quarter of an hour
 # make lint   ruff, format, strict types and the layers of imports
 # make vllm   the tests against a real vLLM, in an environment of its own (3.5 GB; CPU)
 # make api    the API reference, from the docstrings, in build/api
@@ -33,26 +35,32 @@ SLOW := *test_metrics* *dumps* *gate* *trtllm* *tensorrt* *packaging* *remote* *
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test quick engines mutation reliability coverage coverage-all foreign vllm lint api clean
+.PHONY: demo test quick engines conformance mutation reliability coverage coverage-all foreign vllm lint api clean
 
 demo: $(VENV)/stamp
 	$(BIN)/python -m pytest examples --ditto-cache-dir=$(DEMO)/cache --ditto-dump-dir=$(DEMO)/dump --ditto-dump=all \
 		--ditto-report=html:$(DEMO)/report.html
 
-# What compiles or starts processes for minutes is in `make engines`. tests/integration runs pytest inside pytest, which loads parts of torch
-# twice; it gets processes of its own.
-COMPILED := tests/engines/test_every_engine.py tests/engines/test_conformance_compiled.py tests/engines/test_ranks.py
+# What compiles or starts processes for minutes is in `make engines` and `make conformance`. tests/integration runs pytest
+# inside pytest, which loads parts of torch twice; it gets processes of its own. In the order of the files the last tests
+# are short ones, so no worker waits for the other.
+PROMISED := tests/engines/test_conformance_compiled.py
+COMPILED := tests/engines/test_every_engine.py tests/engines/test_ranks.py
 test: $(VENV)/stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/integration $(addprefix --ignore=,$(COMPILED))
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/integration \
+		$(addprefix --ignore=,$(COMPILED) $(PROMISED))
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
 
 quick: $(VENV)/stamp
 	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore-glob=tests/unit/,$(SLOW))
 
 engines: $(ENGINES)/stamp $(VISION)/stamp
-	PYTHONPATH=$(abspath $(ENGINES)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(COMPILED) tests/engines/test_executorch.py \
-		tests/engines/test_pte_file.py tests/unit/dumps/test_etdump.py
+	PYTHONPATH=$(abspath $(ENGINES)) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		$(COMPILED) tests/engines/test_executorch.py tests/engines/test_pte_file.py tests/unit/dumps/test_etdump.py
 	PYTHONPATH=$(abspath $(VISION)) $(BIN)/python -m pytest tests/foreign/test_torchvision.py
+
+conformance: $(ENGINES)/stamp
+	PYTHONPATH=$(abspath $(ENGINES)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PROMISED)
 
 mutation: $(VENV)/stamp
 	$(BIN)/python benchmarks/mutation.py --jobs $$(nproc) --results mutation.jsonl
@@ -75,17 +83,22 @@ coverage: $(VENV)/stamp
 	$(BIN)/python -m coverage report --show-missing --skip-covered --include='$(JUDGED)' --omit='$(CUDA_ONLY)' \
 		--fail-under=100
 
-# What each room reaches in the whole suite, without the children that tests start; what is missing is printed by room.
+# What each room reaches in the whole suite, in children that tests start too; what is missing is printed by room.
 ROOMS := $(notdir $(patsubst %/__init__.py,%,$(wildcard ditto_core/*/__init__.py)))
+REACHED := build/coverage
+SOURCES := $(CURDIR)/ditto_core
+coverage-all: export COVERAGE_FILE := $(CURDIR)/$(REACHED)/data
+coverage-all: export COVERAGE_RCFILE := $(CURDIR)/tests/coverage.ini
 coverage-all: $(VENV)/stamp
-	$(BIN)/python -m coverage run --branch --source=ditto_core,pytest_ditto -m pytest -q -p no:xdist \
-		--ignore=tests/integration $(addprefix --ignore=,$(COMPILED)) || true
-	$(BIN)/python -m coverage run --append --branch --source=ditto_core,pytest_ditto -m pytest -q -p no:xdist \
-		tests/integration || true
+	rm -rf $(REACHED) && mkdir -p $(REACHED)
+	-$(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--ignore=tests/integration $(addprefix --ignore=,$(COMPILED) $(PROMISED))
+	-$(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --dist loadfile tests/integration
+	$(BIN)/python -m coverage combine -q
 	@for room in $(ROOMS); do echo "== $$room"; $(BIN)/python -m coverage report --show-missing --skip-covered \
-		--include="ditto_core/$$room/*" --omit='$(CUDA_ONLY)'; done
+		--include="$(SOURCES)/$$room/*" --omit='$(CUDA_ONLY)'; done
 	@echo "== the top and the plugin"; $(BIN)/python -m coverage report --show-missing --skip-covered \
-		--omit='ditto_core/*/*'
+		--omit='$(SOURCES)/*/*'
 
 reliability: $(VENV)/stamp
 	PYTHONPATH=. $(BIN)/python benchmarks/reliability.py --results reliability.jsonl --count 60 --fuzz 240

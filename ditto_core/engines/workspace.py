@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import time
@@ -99,12 +100,14 @@ class Workspace:
         return self._digests[source]
 
     def _files_digest(self, source: ModelSource) -> str:
-        from ditto_core.model.checkpoint import IDENTITY_FILES, locate
+        from ditto_core.model.checkpoint import IDENTITY_FILES, is_gguf, locate
 
-        path, memo = locate(source), self.cache.memo
-        unread = memo.unread(matching(path, IDENTITY_FILES))
+        path, patterns, memo = locate(source), IDENTITY_FILES, self.cache.memo
+        if is_gguf(path):
+            path, patterns = path.parent, (glob.escape(path.name),)
+        unread = memo.unread(matching(path, patterns))
         with self.progress(f"hashing {source.label}") if unread >= LONG else nullcontext():
-            return directory_digest(path, IDENTITY_FILES, memo)
+            return directory_digest(path, patterns, memo)
 
     def renew(self, source: ModelSource) -> bool:
         """Forget a model that its source does not make any more, and tell whether there was one.

@@ -21,14 +21,18 @@ IDENTITY_FILES = tuple(f"**/{name}" for name in (*WEIGHT_FILES, "*config.json", 
 
 
 def locate(source: ModelSource) -> Path:
-    """Return the local directory of a source; a Hub id is looked up in the local Hub cache, then downloaded."""
+    """Return the local directory of a source, or its GGUF file; a Hub id is looked up in the local Hub cache, then
+    downloaded.
+
+    A directory with one GGUF file and no safetensors is that file. Raises :class:`ModelError` for one with several.
+    """
     path = Path(source.location).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
-        return path.parent
+    if path.is_file() and is_gguf(path):
+        return path
     if path.is_dir():
         if not any(list(path.glob(pattern)) for pattern in WEIGHT_FILES):
             raise ModelError(f"model directory {source.location!r} holds no weights ({', '.join(WEIGHT_FILES)})")
-        return path
+        return gguf_in(path) or path
     if path.exists():
         raise ModelError(f"model {source.location!r} is a file, expected a directory, a GGUF file or a Hub id")
     if path.is_absolute() or source.location.startswith(("./", "../", "~")) or source.location.count("/") > 1:
@@ -88,9 +92,20 @@ def stored_dtype(directory: Path) -> torch.dtype | None:
     return names.get(found.pop()) if len(found) == 1 else None
 
 
-def is_gguf(directory: Path) -> bool:
-    """Tell whether a model directory has its weights in GGUF form only."""
-    return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
+def is_gguf(location: Path) -> bool:
+    """Tell whether what :func:`locate` returned is a GGUF file."""
+    return location.suffix == ".gguf"
+
+
+def gguf_in(directory: Path) -> Path | None:
+    """Return the GGUF file of a directory that has no safetensors. Raises :class:`ModelError` for several."""
+    found = sorted(directory.glob("*.gguf"))
+    if not found or any(directory.glob("*.safetensors")):
+        return None
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:4]) + (" …" if len(found) > 4 else "")
+        raise ModelError(f"model directory {str(directory)!r} holds {len(found)} GGUF files ({names}): give one")
+    return found[0]
 
 
 @dataclass(frozen=True)
@@ -112,20 +127,22 @@ def load_language(directory: Path, trust_remote_code: bool = False) -> Language:
     return Language(load_tokenizer(directory, trust_remote_code), vocab_size(config))
 
 
-def load_tokenizer(directory: Path | str, trust_remote_code: bool = False, **options: Any) -> Any:
-    """Return the tokenizer in a directory or of a Hub id, or None when there is none.
+def load_tokenizer(location: Path | str, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer in a directory or a GGUF file, or of a Hub id, or None when there is none.
 
     One that brings code of its own and is not trusted counts as none: asked nothing, transformers would ask on stdin.
     One that is damaged or whose package is missing counts as none, too, with a warning: token ids need none.
     """
     from transformers import AutoTokenizer
 
+    path = Path(location)
+    where = (path.parent, path.name) if is_gguf(path) and path.is_file() else (location, None)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)
+        tokenizer = AutoTokenizer.from_pretrained(where[0], gguf_file=where[1], trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError):
         return None
     except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself for a damaged file
-        warnings.warn(f"{directory}: its tokenizer is left out: {first_line(error)}", stacklevel=2)
+        warnings.warn(f"{location}: its tokenizer is left out: {first_line(error)}", stacklevel=2)
         return None
     return tokenizer if knows_words(tokenizer) else None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import struct
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -44,7 +46,7 @@ class LoadedModel:
     decoder: bool
     label: str
     examples: Mapping[str, torch.Tensor]
-    directory: Path | None = None
+    location: Path | None = None
     trust_remote_code: bool = False
     staged: bool = False
     later: bool = False
@@ -52,7 +54,7 @@ class LoadedModel:
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights, or None when there is none."""
-        return None if self.directory is None else load_tokenizer(self.directory, self.trust_remote_code)
+        return None if self.location is None else load_tokenizer(self.location, self.trust_remote_code)
 
     def cast(self, dtype: torch.dtype) -> LoadedModel:
         """Return a copy in another dtype, floating examples with it. Non-persistent buffers (rotary frequencies) keep
@@ -96,8 +98,9 @@ def load_as_stored(source: ModelSource, implementation: str) -> LoadedModel | No
     What states of fixed size (see :mod:`~ditto_core.model.states`) and an encoder-decoder's are is measured in float32:
     None too. So for a model that rounds a number of its own to the dtype it is loaded in (Gemma's embedding scale).
     """
-    directory = None if source.factory else locate(source)
-    dtype = stored_dtype(directory) if directory and weights_size(directory) > LARGE else None
+    location = None if source.factory else locate(source)
+    large = location is not None and not is_gguf(location) and weights_size(location) > LARGE
+    dtype = stored_dtype(location) if location and large else None
     if dtype not in (torch.float16, torch.bfloat16):
         return None
     model = load_model(source, dtype, implementation)
@@ -152,15 +155,14 @@ def on_host(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).cpu() if there else module
 
 
-def from_location(
-    source: ModelSource, directory: Path, dtype: torch.dtype = torch.float32, **extra: Any
-) -> LoadedModel:
-    """Load from a directory with ``from_pretrained``."""
+def from_location(source: ModelSource, location: Path, dtype: torch.dtype = torch.float32, **extra: Any) -> LoadedModel:
+    """Load from a directory, or a GGUF file, with ``from_pretrained``."""
     import transformers
 
     kwargs: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
-    if is_gguf(directory):
-        kwargs["gguf_file"] = sorted(directory.glob("*.gguf"))[0].name
+    directory = location
+    if is_gguf(location):
+        directory, kwargs["gguf_file"] = location.parent, location.name
     try:
         with silent_bars():
             config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
@@ -173,7 +175,7 @@ def from_location(
     refuse_missing(source.location, found["missing_keys"])
     decoder = is_decoder(module)
     examples = {} if decoder else examples_of(f"model {source.label!r}", module)
-    return LoadedModel(module, decoder, source.label, examples, directory, source.trust_remote_code, not decoder)
+    return LoadedModel(module, decoder, source.label, examples, location, source.trust_remote_code, not decoder)
 
 
 def reason(source: ModelSource, error: Exception) -> str:
@@ -182,8 +184,14 @@ def reason(source: ModelSource, error: Exception) -> str:
         return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
     if isinstance(error, UnpicklingError):  # its own advice is to run what the file says
         return "its weights are damaged or hold other objects than tensors, which are not loaded"
-    damaged = "its weights are damaged: " if isinstance(error, SafetensorError) else ""
-    return damaged + first_line(error)
+    damaged = isinstance(error, (SafetensorError, struct.error)) or raised_in("gguf", error)
+    return "its weights are damaged: " * damaged + first_line(error)
+
+
+def raised_in(package: str, error: Exception) -> bool:
+    """Tell whether code of a package raised an error, or called what raised it."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__")).partition(".")[0] == package for frame in frames)
 
 
 @contextmanager
@@ -202,15 +210,14 @@ def silent_bars() -> Iterator[None]:
 
 def dequantize(source: ModelSource, directory: Path) -> None:
     """Save a GGUF source as float32 safetensors with its tokenizer, which load a hundred times faster."""
-    from transformers import AutoTokenizer, GgufConfig
+    from transformers import GgufConfig
 
     origin = locate(source)
-    name = sorted(origin.glob("*.gguf"))[0].name
     model: Any = from_location(source, origin, quantization_config=GgufConfig(dequantize=True)).module
     with silent_bars():
         model.save_pretrained(directory)
-    trust = source.trust_remote_code
-    AutoTokenizer.from_pretrained(origin, gguf_file=name, trust_remote_code=trust).save_pretrained(directory)
+    if (tokenizer := load_tokenizer(origin, source.trust_remote_code)) is not None:
+        tokenizer.save_pretrained(directory)
 
 
 def is_decoder(module: nn.Module) -> bool:

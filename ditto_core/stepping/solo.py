@@ -10,7 +10,7 @@ import torch
 
 from ditto_core.engines.staged import LATER, open_copy
 from ditto_core.errors import UsageError
-from ditto_core.model.checkpoint import load_tokenizer
+from ditto_core.model.checkpoint import gguf_in, load_tokenizer
 from ditto_core.model.forward import DECODED
 from ditto_core.stepping.choosing import allowed_tokens, first_ids
 from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode, likeliest
@@ -124,8 +124,7 @@ def run(session: Session, batch: TokenBatch | SourceBatch, *, steps: int, dump: 
 def tokenizer_for(prompts: Sequence[Prompt], location: str, trust_remote_code: bool) -> Any:
     """Load the tokenizer of a model directory or Hub id; None when no prompt is text and there is none."""
     path = Path(location)
-    gguf = sorted(path.glob("*.gguf")) if path.is_dir() else []
-    tokenizer = load_tokenizer(location, trust_remote_code, **({"gguf_file": gguf[0].name} if gguf else {}))
+    tokenizer = load_tokenizer((gguf_in(path) if path.is_dir() else None) or location, trust_remote_code)
     if tokenizer is None and any(isinstance(prompt, str) and prompt for prompt in prompts):
         raise UsageError(f"no tokenizer at {location!r}: give --model DIR, or --input-ids")
     return tokenizer

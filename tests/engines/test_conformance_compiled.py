@@ -1,4 +1,4 @@
-"""The backends that compile for a while keep their promises: ``make conformance`` runs it, ``make test`` leaves it out."""
+"""The backends that compile for a while keep their promises: ``make conformance``, not a part of ``make test``."""
 
 import pytest
 

@@ -1,0 +1,75 @@
+"""GGUF files: the one that is named is the one that is read."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from ditto_core.cache import Cache
+from ditto_core.engines.workspace import Workspace
+from ditto_core.errors import ModelError
+from ditto_core.model.checkpoint import locate
+from ditto_core.model.loading import load_model
+from ditto_core.spec import ModelSource
+from tests.models import llama
+
+SHAPES = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
+SHAPES |= {"ffn_gate": (96, 64), "ffn_up": (96, 64), "ffn_down": (64, 96), "attn_norm": (64,), "ffn_norm": (64,)}
+OUTSIDE = {"token_embd.weight": (32, 64), "output_norm.weight": (64,), "output.weight": (32, 64)}
+
+
+def write_llama(path, value):
+    """Write a Llama of one block whose tensors hold one number."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(16)
+    writer.add_vocab_size(32)
+    for name, shape in {**OUTSIDE, **{f"blk.0.{name}.weight": shape for name, shape in SHAPES.items()}}.items():
+        writer.add_tensor(name, np.full(shape, value, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [write_llama(tmp_path / name, value) for name, value in (("a.gguf", 0.25), ("b.gguf", 0.5))]
+
+
+def test_of_two_files_in_a_folder_each_is_read_where_it_is_named(files, tmp_path):
+    workspace = Workspace(Cache(tmp_path / "cache"))
+    sources = [ModelSource(str(path)) for path in files]
+    assert [locate(source) for source in sources] == files
+    for source, value in zip(sources, (0.25, 0.5), strict=True):
+        for module in (load_model(source).module, workspace.model(source).module):
+            assert torch.equal(module.lm_head.weight, torch.full((32, 64), value))
+    assert len({workspace.digest(source) for source in sources}) == 2
+
+
+def test_a_file_beside_safetensors_is_read_where_it_is_named(files, tmp_path):
+    llama().save_pretrained(tmp_path)
+    assert float(load_model(ModelSource(str(files[0]))).module.lm_head.weight[0, 0]) == 0.25
+    assert locate(ModelSource(str(tmp_path))) == tmp_path
+
+
+def test_a_folder_of_one_file_is_that_file_and_of_several_none(files, tmp_path):
+    with pytest.raises(ModelError, match=r"holds 2 GGUF files \(a.gguf, b.gguf\): give one"):
+        locate(ModelSource(str(tmp_path)))
+    files[0].unlink()
+    assert locate(ModelSource(str(tmp_path))) == files[1]
+
+
+@pytest.mark.parametrize("size", [12, 2000, 100_000])
+def test_a_file_that_was_cut_is_told_to_be_damaged(files, size):
+    files[0].write_bytes(files[0].read_bytes()[:size])
+    with pytest.raises(ModelError, match=r"a\.gguf' could not be loaded: its weights are damaged: ") as refused:
+        load_model(ModelSource(str(files[0])))
+    assert "\n" not in str(refused.value)

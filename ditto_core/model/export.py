@@ -26,6 +26,7 @@ from ditto_core.model.hollow import Reader, give_weights, hollow, optimize, save
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.mapped import LINKED, Links
 from ditto_core.model.sizes import frozen_sizes
+from ditto_core.model.traced import upstream_first
 from ditto_core.model.tracing import held_where_read, own_symbols, quiet, restored, run_once, wrap
 from ditto_core.model.wrappers import ModuleWrapper, Wrapper, vocab_size
 from ditto_core.sites import Provenance, Tap, is_operator, source_line
@@ -146,8 +147,8 @@ def describe(
     """Complete the taps, in the order in which the model computed them."""
     results: Any = program.graph.output_node().args[0]
     nodes = dict(zip(names, results, strict=True))
-    for value, tap in wrapper.traced.taps.items():
-        node = nodes[value]
+    for value in upstream_first({value: nodes[value] for value in wrapper.traced.taps}):
+        node, tap = nodes[value], wrapper.traced.taps[value]
         # A node's stack ends at the module's forward; an operator may lie in a function that this calls.
         own = any(map(is_operator, (tap.site, *tap.aliases)))
         source = tap.source if own else source_line(node.meta.get("stack_trace") or "")

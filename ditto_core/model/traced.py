@@ -104,6 +104,29 @@ def name_taps(
     return taps, extra
 
 
+def upstream_first(nodes: Mapping[str, torch.fx.Node]) -> Iterator[str]:
+    """Yield values, given with their nodes in the order in which they were seen, none before one that it is made from.
+
+    A module returns its attention's probabilities after another one took what was made of them.
+    """
+    named: dict[torch.fx.Node, list[str]] = {}
+    for value, node in nodes.items():
+        named.setdefault(node, []).append(value)
+    done: set[torch.fx.Node] = set()
+    for last in named:
+        waiting = [last]
+        while waiting:
+            node = waiting[-1]
+            above = [] if node in done else [other for other in node.all_input_nodes if other not in done]
+            if above:
+                waiting += above
+                continue
+            waiting.pop()
+            if node not in done:
+                done.add(node)
+                yield from named.get(node, ())
+
+
 def also_called(tap: Tap, site: str) -> Tap:
     """Return a tap with a further site. A module's input or output is called so rather than by the operator's line."""
     if is_operator(tap.site) and not is_operator(site):

@@ -30,8 +30,15 @@ def test_keys_and_values_are_sites_at_every_step(workspace, family):
     assert found.localization.first is None
 
 
-def test_a_wrong_key_of_the_cache_is_blamed_at_the_key(workspace, tmp_path):
-    key = HEADS["mpt"]
-    found = run(FaultyWorkspace(workspace.cache, graph.rolled("present.1.key", axis=-1), tmp_path), "mpt")
+@pytest.mark.parametrize(
+    ("fault", "site"),
+    [
+        (graph.rolled("present.1.key", axis=-1), "transformer.blocks.1.attn:k_states"),
+        (graph.replaced("transformer.blocks.1.attn:out.1", "Identity"), "transformer.blocks.1.attn:out.1"),
+    ],
+    ids=["a key of the cache", "probabilities that are returned after they were used"],
+)
+def test_what_is_wrong_in_attention_is_blamed_where_it_is_made(workspace, tmp_path, fault, site):
+    found = run(FaultyWorkspace(workspace.cache, fault, tmp_path), "mpt")
     assert not found
-    assert found.localization.first.site == key
+    assert found.localization.first.site == site

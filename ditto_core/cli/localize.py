@@ -102,5 +102,7 @@ def localize_model(
 ) -> Comparison:
     """Build a model with every site tapped and localize."""
     from ditto_core.pair.pair import Pair
+    from ditto_core.pair.pair_options import PairOptions
 
-    return Pair(workspace, spec).localize(prompts or None, max_new_tokens=steps, fp32=fp32, operators=operators)
+    pair = Pair(workspace, spec, PairOptions(observer=False))
+    return pair.localize(prompts or None, max_new_tokens=steps, fp32=fp32, operators=operators)

@@ -374,12 +374,13 @@ class Pair:
         return self.generate(prompts, max_new_tokens=steps, localize=localize)
 
     def _with_engine(self, spec: EngineSpec) -> Pair:
-        """Return a pair of the same workspace and options with another engine; nothing is dumped twice.
+        """Return a pair of the same workspace and options with another engine; nothing is dumped twice, and no engine
+        without taps stands beside it.
 
         Tolerances of names that only the first engine has mean nothing there.
         """
         rules = Tolerance.of(self.options.tolerance).optional()
-        return Pair(self.workspace, spec, replace(self.options, dump=None, tolerance=rules))
+        return Pair(self.workspace, spec, replace(self.options, dump=None, tolerance=rules, observer=False))
 
     def _name_operator(self, found: Localization, prompts: AnyInputs, steps: int) -> Localization:
         """Build once more with the operators of the first blamed site tapped, and blame one of them."""

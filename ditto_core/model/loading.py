@@ -24,6 +24,7 @@ from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_
 from ditto_core.model.examples import examples_of
 from ditto_core.model.export_failure import told
 from ditto_core.model.forward import DECODED, TOKENS, can_generate, first_inputs, steps_decoder
+from ditto_core.model.own_code import model_class, untrusted
 from ditto_core.model.placing import placed
 from ditto_core.model.staged_wrappers import later_examples
 
@@ -166,8 +167,7 @@ def from_location(source: ModelSource, location: Path, dtype: torch.dtype = torc
     try:
         with silent_bars():
             config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
-            name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
-            cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
+            cls = model_class(source, config)
             found: Any
             module, found = cls.from_pretrained(directory, **kwargs, **extra, dtype=dtype, output_loading_info=True)
     except Exception as error:  # readers of weights have exceptions of their own
@@ -181,7 +181,7 @@ def from_location(source: ModelSource, location: Path, dtype: torch.dtype = torc
 def reason(source: ModelSource, error: Exception) -> str:
     """Return in one line why a model could not be loaded; transformers' own advice is about its own functions."""
     if "trust_remote_code" in str(error) and not source.trust_remote_code:
-        return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
+        return untrusted(source)
     if isinstance(error, UnpicklingError):  # its own advice is to run what the file says
         return "its weights are damaged or hold other objects than tensors, which are not loaded"
     damaged = isinstance(error, (SafetensorError, struct.error)) or raised_in("gguf", error)

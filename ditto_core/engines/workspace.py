@@ -90,7 +90,8 @@ class Workspace:
         return Language(model.tokenizer, vocab_size(getattr(model.module, "config", None)))
 
     def digest(self, source: ModelSource) -> str:
-        """Return the digest of a source's content: weight files and configuration, or a module's tensors and code."""
+        """Return the digest of a source's content: weight files, configuration and whether its own code is
+        trusted, or a module's tensors and code."""
         if source not in self._digests:
             if source.factory is not None:
                 self._factories[source] = fingerprint(state_of(source.factory))
@@ -101,13 +102,16 @@ class Workspace:
 
     def _files_digest(self, source: ModelSource) -> str:
         from ditto_core.model.checkpoint import IDENTITY_FILES, is_gguf, locate
+        from ditto_core.model.own_code import names_code
 
         path, patterns, memo = locate(source), IDENTITY_FILES, self.cache.memo
+        runs_code = source.trust_remote_code and names_code(path)
         if is_gguf(path):
             path, patterns = path.parent, (glob.escape(path.name),)
         unread = memo.unread(matching(path, patterns))
         with self.progress(f"hashing {source.label}") if unread >= LONG else nullcontext():
-            return directory_digest(path, patterns, memo)
+            digest = directory_digest(path, patterns, memo)
+        return fingerprint(digest, "its own code") if runs_code else digest
 
     def renew(self, source: ModelSource) -> bool:
         """Forget a model that its source does not make any more, and tell whether there was one.

@@ -7,6 +7,8 @@ import shutil
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalLM
 
+from ditto_core.cache import Cache
+from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import ModelError
 from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.model.own_code import model_class
@@ -73,6 +75,15 @@ def test_a_class_that_neither_transformers_nor_the_checkpoint_has_is_refused_by_
     said = "could not be loaded: transformers has no class 'LlamaForCausalLMs'; did you mean 'LlamaForCausalLM'[?]$"
     with pytest.raises(ModelError, match=said):
         load_model(ModelSource(location, trust_remote_code=trust))
+
+
+def test_trust_is_part_of_the_identity_of_a_checkpoint_with_code_of_its_own_only(checkpoint, tmp_path):
+    def digests(location):
+        sources = [ModelSource(location, trust_remote_code=trust) for trust in (False, True)]
+        return {Workspace(Cache(tmp_path / "cache")).digest(source) for source in sources}
+
+    assert len(digests(checkpoint("LlamaForCausalLM"))) == 1
+    assert len(digests(checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM"))) == 2
 
 
 def config(architecture, kind=LlamaConfig, **own):

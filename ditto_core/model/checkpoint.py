@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import ModelError, first_line, nearest
@@ -108,6 +111,26 @@ def gguf_in(directory: Path) -> Path | None:
     return found[0]
 
 
+@contextmanager
+def readable(location: Path | str) -> Iterator[dict[str, Any]]:
+    """Yield the arguments with which ``from_pretrained`` reads a location and nothing else.
+
+    A GGUF file is linked into a folder of its own: a tokenizer beside it, of whatever model, would be read in the
+    place of its own.
+    """
+    path = Path(location)
+    if not (is_gguf(path) and path.is_file()):
+        yield {"pretrained_model_name_or_path": location}
+        return
+    with TemporaryDirectory() as folder:
+        alone = Path(folder, path.name)
+        try:
+            alone.symlink_to(path.resolve())
+        except OSError:  # a file system without links
+            shutil.copyfile(path, alone)
+        yield {"pretrained_model_name_or_path": folder, "gguf_file": path.name}
+
+
 @dataclass(frozen=True)
 class Language:
     """What makes text a model's tokens: its tokenizer (None: it has none), and the vocabulary's size (0: not known)."""
@@ -135,10 +158,9 @@ def load_tokenizer(location: Path | str, trust_remote_code: bool = False) -> Any
     """
     from transformers import AutoTokenizer
 
-    path = Path(location)
-    where = (path.parent, path.name) if is_gguf(path) and path.is_file() else (location, None)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where[0], gguf_file=where[1], trust_remote_code=trust_remote_code)
+        with readable(location) as where:
+            tokenizer = AutoTokenizer.from_pretrained(**where, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError):
         return None
     except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself for a damaged file

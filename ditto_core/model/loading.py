@@ -20,7 +20,15 @@ from torch import nn
 
 from ditto_core.errors import ModelError, UsageError, first_line, nearest
 from ditto_core.model import attention, states
-from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing, stored_dtype, weights_size
+from ditto_core.model.checkpoint import (
+    is_gguf,
+    load_tokenizer,
+    locate,
+    readable,
+    refuse_missing,
+    stored_dtype,
+    weights_size,
+)
 from ditto_core.model.examples import examples_of
 from ditto_core.model.export_failure import told
 from ditto_core.model.forward import DECODED, TOKENS, can_generate, first_inputs, steps_decoder
@@ -160,16 +168,12 @@ def from_location(source: ModelSource, location: Path, dtype: torch.dtype = torc
     """Load from a directory, or a GGUF file, with ``from_pretrained``."""
     import transformers
 
-    kwargs: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
-    directory = location
-    if is_gguf(location):
-        directory, kwargs["gguf_file"] = location.parent, location.name
+    trust = {"trust_remote_code": source.trust_remote_code}
     try:
-        with silent_bars():
-            config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
-            cls = model_class(source, config)
+        with silent_bars(), readable(location) as where:
+            cls = model_class(source, transformers.AutoConfig.from_pretrained(**where, **trust))
             found: Any
-            module, found = cls.from_pretrained(directory, **kwargs, **extra, dtype=dtype, output_loading_info=True)
+            module, found = cls.from_pretrained(**where, **trust, **extra, dtype=dtype, output_loading_info=True)
     except Exception as error:  # readers of weights have exceptions of their own
         raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
     refuse_missing(source.location, found["missing_keys"])

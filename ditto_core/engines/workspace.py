@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
-from ditto_core.engines.keys import content_key, engine_key, graph_key, outline_key
+from ditto_core.engines.keys import content_key, dequantized_key, engine_key, graph_key, outline_key
 from ditto_core.errors import UsageError, check_type
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec, ModelSource
@@ -294,7 +294,7 @@ class Workspace:
             with self.progress(f"dequantizing {source.label}"):
                 dequantize(source, directory)
 
-        key = fingerprint("dequantized", self.digest(source))
+        key = dequantized_key(self.digest(source))
         path = self.cache.get_or_build("model", key, make, describe={"model": source.label}, on_event=self.say)
         return replace(source, location=str(path))
 

@@ -1,5 +1,6 @@
 """GGUF files: the one that is named is the one that is read."""
 
+from importlib import metadata
 from string import ascii_lowercase
 
 import gguf
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from ditto_core.cache import Cache
+from ditto_core.engines.keys import dequantized_key
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import ModelError
 from ditto_core.model.checkpoint import load_tokenizer, locate
@@ -107,3 +109,19 @@ def test_where_there_are_no_links_a_file_is_copied(files, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.symlink_to", refuse)
     assert float(load_model(ModelSource(str(files[1]))).module.lm_head.weight[0, 0]) == 0.5
+
+
+@pytest.mark.parametrize("package", ["transformers", "gguf"])
+def test_what_another_version_made_of_a_file_is_not_taken(monkeypatch, package):
+    key, version = dequantized_key("digest"), metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0" if name == package else version(name))
+    assert dequantized_key("digest") != key
+
+
+def test_a_file_whose_reader_is_missing_says_what_to_install(files, tmp_path, monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(ModelError, match=r"which is not installed: pip install 'pytest-ditto-engine\[gguf\]'$"):
+        Workspace(Cache(tmp_path / "cache")).model(ModelSource(str(files[0])))

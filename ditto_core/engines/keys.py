@@ -39,9 +39,7 @@ def dequantized_key(model: str) -> str:
         versions = [metadata.version(name) for name in ("transformers", "gguf")]
     except metadata.PackageNotFoundError as error:
         hint = "pip install 'pytest-ditto-engine[gguf]'"
-        raise ModelError(
-            f"a GGUF file is read with the package {error.name}, which is not installed: {hint}"
-        ) from error
+        raise ModelError(f"a GGUF file needs the package {error.name}: {hint}") from error
     return fingerprint("dequantized", model, versions)
 
 

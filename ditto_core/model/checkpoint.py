@@ -77,6 +77,18 @@ def refuse_missing(location: str, missing: Collection[str]) -> None:
         raise ModelError(f"model {location!r} lacks {len(missing)} of its model's tensors: {shown}")
 
 
+def refuse_adapter(location: str, directory: Path) -> None:
+    """Raise :class:`ModelError` for an adapter that would be left out, or whose base lies where no key sees it."""
+    from transformers.utils import is_peft_available
+
+    if not (directory / "adapter_config.json").is_file():
+        return
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"model {location!r} is an adapter, expected it beside its base model, or merged into that")
+    if not is_peft_available():
+        raise ModelError(f"model {location!r} has an adapter (adapter_config.json), which needs peft: pip install peft")
+
+
 def weights_size(directory: Path) -> int:
     """Return the bytes of a directory's safetensors."""
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))

@@ -25,6 +25,7 @@ from ditto_core.model.checkpoint import (
     load_tokenizer,
     locate,
     readable,
+    refuse_adapter,
     refuse_missing,
     stored_dtype,
     weights_size,
@@ -165,9 +166,13 @@ def on_host(module: nn.Module) -> nn.Module:
 
 
 def from_location(source: ModelSource, location: Path, dtype: torch.dtype = torch.float32, **extra: Any) -> LoadedModel:
-    """Load from a directory, or a GGUF file, with ``from_pretrained``."""
+    """Load from a directory, or a GGUF file, with ``from_pretrained``.
+
+    Raises :class:`ModelError` for what cannot be loaded, or not as the whole of what is there.
+    """
     import transformers
 
+    refuse_adapter(source.location, location)
     trust = {"trust_remote_code": source.trust_remote_code}
     try:
         with silent_bars(), readable(location) as where:

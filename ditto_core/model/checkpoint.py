@@ -30,7 +30,7 @@ def locate(source: ModelSource) -> Path:
     A directory with one GGUF file and no safetensors is that file. Raises :class:`ModelError` for one with several.
     """
     path = Path(source.location).expanduser()
-    if path.is_file() and is_gguf(path):
+    if is_gguf(path):
         return path
     if path.is_dir():
         if not any(list(path.glob(pattern)) for pattern in WEIGHT_FILES):
@@ -108,8 +108,8 @@ def stored_dtype(directory: Path) -> torch.dtype | None:
 
 
 def is_gguf(location: Path) -> bool:
-    """Tell whether what :func:`locate` returned is a GGUF file."""
-    return location.suffix == ".gguf"
+    """Tell whether a path is that of a GGUF file."""
+    return location.suffix == ".gguf" and location.is_file()
 
 
 def gguf_in(directory: Path) -> Path | None:
@@ -131,7 +131,7 @@ def readable(location: Path | str) -> Iterator[dict[str, Any]]:
     place of its own.
     """
     path = Path(location)
-    if not (is_gguf(path) and path.is_file()):
+    if not is_gguf(path):
         yield {"pretrained_model_name_or_path": location}
         return
     with TemporaryDirectory() as folder:

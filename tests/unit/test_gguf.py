@@ -78,6 +78,13 @@ def test_a_file_beside_safetensors_is_read_where_it_is_named(files, tmp_path):
     assert locate(ModelSource(str(tmp_path))) == tmp_path
 
 
+def test_a_folder_with_the_ending_of_a_file_is_a_folder(tmp_path):
+    folder = tmp_path / "a.gguf"
+    llama().save_pretrained(folder)
+    source = ModelSource(str(folder))
+    assert Workspace(Cache(tmp_path / "cache")).model(source).location == locate(source) == folder
+
+
 def test_a_folder_of_one_file_is_that_file_and_of_several_none(files, tmp_path):
     with pytest.raises(ModelError, match=r"holds 2 GGUF files \(a.gguf, b.gguf\): give one"):
         locate(ModelSource(str(tmp_path)))

@@ -62,8 +62,8 @@ PROTECTIONS = (
     Protection(
         "a tokenizer's own code is not run unasked",
         "model/checkpoint.py",
-        "AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, **options)",
-        "AutoTokenizer.from_pretrained(directory, **options)",
+        "AutoTokenizer.from_pretrained(**where, trust_remote_code=trust_remote_code)",
+        "AutoTokenizer.from_pretrained(**where)",
         "test_models.py::test_a_tokenizers_own_code_does_not_run_untrusted_whatever_stdin_says",
     ),
     Protection(

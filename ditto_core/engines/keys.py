@@ -6,6 +6,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from ditto_core.backends.base import Backend, RunsFile
+from ditto_core.errors import ModelError
 from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -27,6 +28,19 @@ def outline_key(spec: EngineSpec, model: str) -> str:
 
     versions = [__version__, FORMAT, transformers.__version__]
     return fingerprint("outline", model, spec.dtype, spec.attention, versions)
+
+
+def dequantized_key(model: str) -> str:
+    """Return the key of a GGUF file's float32 copy: transformers and gguf decide what is made of the file's bytes.
+
+    Raises :class:`ModelError` where gguf is not installed.
+    """
+    try:
+        versions = [metadata.version(name) for name in ("transformers", "gguf")]
+    except metadata.PackageNotFoundError as error:
+        hint = "pip install 'pytest-ditto-engine[gguf]'"
+        raise ModelError(f"a GGUF file needs the package {error.name}: {hint}") from error
+    return fingerprint("dequantized", model, versions)
 
 
 def content_key(export: str, digest: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
-from ditto_core.engines.keys import content_key, engine_key, graph_key, outline_key
+from ditto_core.engines.keys import content_key, dequantized_key, engine_key, graph_key, outline_key
 from ditto_core.errors import UsageError, check_type
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec, ModelSource
@@ -90,7 +90,8 @@ class Workspace:
         return Language(model.tokenizer, vocab_size(getattr(model.module, "config", None)))
 
     def digest(self, source: ModelSource) -> str:
-        """Return the digest of a source's content: weight files and configuration, or a module's tensors and code."""
+        """Return the digest of a source's content: weight files, configuration and whether its own code is
+        trusted, or a module's tensors and code."""
         if source not in self._digests:
             if source.factory is not None:
                 self._factories[source] = fingerprint(state_of(source.factory))
@@ -101,13 +102,16 @@ class Workspace:
 
     def _files_digest(self, source: ModelSource) -> str:
         from ditto_core.model.checkpoint import IDENTITY_FILES, is_gguf, locate
+        from ditto_core.model.own_code import names_code
 
         path, patterns, memo = locate(source), IDENTITY_FILES, self.cache.memo
+        runs_code = source.trust_remote_code and names_code(path)
         if is_gguf(path):
             path, patterns = path.parent, (glob.escape(path.name),)
         unread = memo.unread(matching(path, patterns))
         with self.progress(f"hashing {source.label}") if unread >= LONG else nullcontext():
-            return directory_digest(path, patterns, memo)
+            digest = directory_digest(path, patterns, memo)
+        return fingerprint(digest, "its own code") if runs_code else digest
 
     def renew(self, source: ModelSource) -> bool:
         """Forget a model that its source does not make any more, and tell whether there was one.
@@ -290,7 +294,7 @@ class Workspace:
             with self.progress(f"dequantizing {source.label}"):
                 dequantize(source, directory)
 
-        key = fingerprint("dequantized", self.digest(source))
+        key = dequantized_key(self.digest(source))
         path = self.cache.get_or_build("model", key, make, describe={"model": source.label}, on_event=self.say)
         return replace(source, location=str(path))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import ModelError, first_line, nearest
@@ -27,7 +30,7 @@ def locate(source: ModelSource) -> Path:
     A directory with one GGUF file and no safetensors is that file. Raises :class:`ModelError` for one with several.
     """
     path = Path(source.location).expanduser()
-    if path.is_file() and is_gguf(path):
+    if is_gguf(path):
         return path
     if path.is_dir():
         if not any(list(path.glob(pattern)) for pattern in WEIGHT_FILES):
@@ -74,6 +77,18 @@ def refuse_missing(location: str, missing: Collection[str]) -> None:
         raise ModelError(f"model {location!r} lacks {len(missing)} of its model's tensors: {shown}")
 
 
+def refuse_adapter(location: str, directory: Path) -> None:
+    """Raise :class:`ModelError` for an adapter that would be left out, or whose base lies where no key sees it."""
+    from transformers.utils import is_peft_available
+
+    if not (directory / "adapter_config.json").is_file():
+        return
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"model {location!r} is an adapter, expected it beside its base model, or merged into that")
+    if not is_peft_available():
+        raise ModelError(f"model {location!r} has an adapter (adapter_config.json), which needs peft: pip install peft")
+
+
 def weights_size(directory: Path) -> int:
     """Return the bytes of a directory's safetensors."""
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
@@ -93,8 +108,8 @@ def stored_dtype(directory: Path) -> torch.dtype | None:
 
 
 def is_gguf(location: Path) -> bool:
-    """Tell whether what :func:`locate` returned is a GGUF file."""
-    return location.suffix == ".gguf"
+    """Tell whether a path is that of a GGUF file."""
+    return location.suffix == ".gguf" and location.is_file()
 
 
 def gguf_in(directory: Path) -> Path | None:
@@ -106,6 +121,26 @@ def gguf_in(directory: Path) -> Path | None:
         names = ", ".join(path.name for path in found[:4]) + (" …" if len(found) > 4 else "")
         raise ModelError(f"model directory {str(directory)!r} holds {len(found)} GGUF files ({names}): give one")
     return found[0]
+
+
+@contextmanager
+def readable(location: Path | str) -> Iterator[dict[str, Any]]:
+    """Yield the arguments with which ``from_pretrained`` reads a location and nothing else.
+
+    A GGUF file is linked into a folder of its own: a tokenizer beside it, of whatever model, would be read in the
+    place of its own.
+    """
+    path = Path(location)
+    if not is_gguf(path):
+        yield {"pretrained_model_name_or_path": location}
+        return
+    with TemporaryDirectory() as folder:
+        alone = Path(folder, path.name)
+        try:
+            alone.symlink_to(path.resolve())
+        except OSError:  # a file system without links
+            shutil.copyfile(path, alone)
+        yield {"pretrained_model_name_or_path": folder, "gguf_file": path.name}
 
 
 @dataclass(frozen=True)
@@ -135,10 +170,9 @@ def load_tokenizer(location: Path | str, trust_remote_code: bool = False) -> Any
     """
     from transformers import AutoTokenizer
 
-    path = Path(location)
-    where = (path.parent, path.name) if is_gguf(path) and path.is_file() else (location, None)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where[0], gguf_file=where[1], trust_remote_code=trust_remote_code)
+        with readable(location) as where:
+            tokenizer = AutoTokenizer.from_pretrained(**where, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError):
         return None
     except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself for a damaged file

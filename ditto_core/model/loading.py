@@ -20,10 +20,20 @@ from torch import nn
 
 from ditto_core.errors import ModelError, UsageError, first_line, nearest
 from ditto_core.model import attention, states
-from ditto_core.model.checkpoint import is_gguf, load_tokenizer, locate, refuse_missing, stored_dtype, weights_size
+from ditto_core.model.checkpoint import (
+    is_gguf,
+    load_tokenizer,
+    locate,
+    readable,
+    refuse_adapter,
+    refuse_missing,
+    stored_dtype,
+    weights_size,
+)
 from ditto_core.model.examples import examples_of
 from ditto_core.model.export_failure import told
 from ditto_core.model.forward import DECODED, TOKENS, can_generate, first_inputs, steps_decoder
+from ditto_core.model.own_code import model_class, untrusted
 from ditto_core.model.placing import placed
 from ditto_core.model.staged_wrappers import later_examples
 
@@ -156,20 +166,19 @@ def on_host(module: nn.Module) -> nn.Module:
 
 
 def from_location(source: ModelSource, location: Path, dtype: torch.dtype = torch.float32, **extra: Any) -> LoadedModel:
-    """Load from a directory, or a GGUF file, with ``from_pretrained``."""
+    """Load from a directory, or a GGUF file, with ``from_pretrained``.
+
+    Raises :class:`ModelError` for what cannot be loaded, or not as the whole of what is there.
+    """
     import transformers
 
-    kwargs: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
-    directory = location
-    if is_gguf(location):
-        directory, kwargs["gguf_file"] = location.parent, location.name
+    refuse_adapter(source.location, location)
+    trust = {"trust_remote_code": source.trust_remote_code}
     try:
-        with silent_bars():
-            config = transformers.AutoConfig.from_pretrained(directory, **kwargs)
-            name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
-            cls = getattr(transformers, name, transformers.AutoModelForCausalLM)
+        with silent_bars(), readable(location) as where:
+            cls = model_class(source, transformers.AutoConfig.from_pretrained(**where, **trust))
             found: Any
-            module, found = cls.from_pretrained(directory, **kwargs, **extra, dtype=dtype, output_loading_info=True)
+            module, found = cls.from_pretrained(**where, **trust, **extra, dtype=dtype, output_loading_info=True)
     except Exception as error:  # readers of weights have exceptions of their own
         raise ModelError(f"model {source.location!r} could not be loaded: {reason(source, error)}") from error
     refuse_missing(source.location, found["missing_keys"])
@@ -181,7 +190,7 @@ def from_location(source: ModelSource, location: Path, dtype: torch.dtype = torc
 def reason(source: ModelSource, error: Exception) -> str:
     """Return in one line why a model could not be loaded; transformers' own advice is about its own functions."""
     if "trust_remote_code" in str(error) and not source.trust_remote_code:
-        return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
+        return untrusted(source)
     if isinstance(error, UnpicklingError):  # its own advice is to run what the file says
         return "its weights are damaged or hold other objects than tensors, which are not loaded"
     damaged = isinstance(error, (SafetensorError, struct.error)) or raised_in("gguf", error)

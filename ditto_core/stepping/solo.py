@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ from ditto_core.engines.staged import LATER, open_copy
 from ditto_core.errors import UsageError
 from ditto_core.model.checkpoint import gguf_in, load_tokenizer
 from ditto_core.model.forward import DECODED
+from ditto_core.model.own_code import model_class
 from ditto_core.stepping.choosing import allowed_tokens, first_ids
 from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode, likeliest
 
 if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
     from ditto_core.session import Session
+    from ditto_core.spec import ModelSource
 
 
 def generate(
@@ -46,7 +49,7 @@ def generate(
     tokenizer = tokenizer_for(prompts, location, source.trust_remote_code)
     batch: TokenBatch | SourceBatch
     if encodes:
-        batch = source_batch(location, prompts, tokenizer, inputs, steps)
+        batch = source_batch(replace(source, location=location), prompts, tokenizer, inputs, steps)
     else:
         batch = encode(prompts, tokenizer=tokenizer)
         check_profile(engine, batch, steps)
@@ -68,7 +71,7 @@ def check_profile(engine: Engine, batch: TokenBatch, steps: int) -> None:
 
 
 def source_batch(
-    location: str,
+    source: ModelSource,
     prompts: Sequence[Prompt],
     tokenizer: Any,
     inputs: Mapping[str, torch.Tensor] | None,
@@ -77,12 +80,12 @@ def source_batch(
     """Return what an encoder-decoder in a directory encodes, and what its configurations say of its tokens."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(location)
+    config = transformers.AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
     try:
-        settings = transformers.GenerationConfig.from_pretrained(location)
+        settings = transformers.GenerationConfig.from_pretrained(source.location)
     except OSError:
         settings = transformers.GenerationConfig.from_model_config(config)
-    takes = getattr(getattr(transformers, config.architectures[0]), "main_input_name", "input_ids")
+    takes = getattr(model_class(source, config), "main_input_name", "input_ids")
     encoded, texts = dict(inputs or {}), tuple[str, ...]()
     if not encoded and takes != "input_ids":
         raise UsageError(f"this engine encodes {takes}: give --inputs FILE, safetensors with a tensor of this name")

@@ -208,6 +208,20 @@ def test_adapters_and_subfolders_are_part_of_a_checkpoints_identity(tmp_path, na
     assert digest() != first
 
 
+def test_an_adapter_that_would_be_left_out_is_refused(tmp_path, monkeypatch):
+    (saved(tmp_path) / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "another"}')
+    monkeypatch.setattr("transformers.utils.is_peft_available", lambda: False)
+    with pytest.raises(ModelError, match=r"has an adapter .*, which needs peft: pip install peft$"):
+        load_model(ModelSource(str(tmp_path)))
+
+
+def test_an_adapter_whose_base_lies_elsewhere_is_refused(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "another"}')
+    (tmp_path / "adapter_model.safetensors").touch()
+    with pytest.raises(ModelError, match=r"is an adapter, expected it beside its base model, or merged into that$"):
+        load_model(ModelSource(str(tmp_path)))
+
+
 TOKENIZER_CODE = """
 from pathlib import Path
 Path(__file__).with_name("ran").touch()

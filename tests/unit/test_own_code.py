@@ -1,0 +1,125 @@
+"""Checkpoints with code of their own: whose class makes the model, trusted and untrusted, and what the digest says."""
+
+import io
+import json
+import shutil
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalLM
+
+from ditto_core.cache import Cache
+from ditto_core.engines.workspace import Workspace
+from ditto_core.errors import ModelError
+from ditto_core.model.loading import load_model, tiny_decoder
+from ditto_core.model.own_code import model_class
+from ditto_core.spec import ModelSource
+from ditto_core.stepping.solo import source_batch
+
+CODE = """
+from transformers import LlamaForCausalLM as Base, LlamaForSequenceClassification as Judge
+class LlamaForCausalLM(Base): pass
+class MyLlama(Base): pass
+class MyJudge(Judge): pass
+"""
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    tiny_decoder("llama", layers=1).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(plain, tmp_path, monkeypatch):
+    """Return what writes a checkpoint of an architecture whose code is its own, and returns its folder."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+
+    def write(architecture, **own):
+        folder = shutil.copytree(plain, tmp_path / "model", dirs_exist_ok=True)
+        config = json.loads((folder / "config.json").read_text()) | {"architectures": [architecture]}
+        code = {kind: f"code_of_its_own.{name}" for kind, name in own.items()}
+        (folder / "config.json").write_text(json.dumps(config | ({"auto_map": code} if code else {})))
+        (folder / "code_of_its_own.py").write_text(CODE)
+        return str(folder)
+
+    return write
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MyLlama"])
+def test_a_trusted_checkpoints_own_class_is_loaded_as_transformers_does(checkpoint, architecture):
+    location = checkpoint(architecture, AutoModelForCausalLM=architecture)
+    made = type(load_model(ModelSource(location, trust_remote_code=True)).module)
+    assert made.__name__ == architecture and made is not LlamaForCausalLM
+    assert made is type(AutoModelForCausalLM.from_pretrained(location, trust_remote_code=True))
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MyLlama"])
+def test_untrusted_a_class_that_transformers_has_too_is_loaded_from_there(checkpoint, name):
+    location = checkpoint("LlamaForCausalLM", AutoModelForCausalLM=name)
+    assert type(load_model(ModelSource(location)).module) is LlamaForCausalLM
+
+
+@pytest.mark.parametrize("kind", ["AutoModelForCausalLM", "AutoModel"])
+def test_untrusted_no_other_class_stands_in_for_one_that_transformers_lacks(checkpoint, kind):
+    location = checkpoint("MyLlama", **{kind: "MyLlama"})
+    hint = f"read it, then give ModelSource({location!r}, trust_remote_code=True)"
+    with pytest.raises(ModelError) as refused:
+        load_model(ModelSource(location))
+    assert str(refused.value) == f"model {location!r} could not be loaded: it brings code of its own; {hint}"
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_class_that_neither_transformers_nor_the_checkpoint_has_is_refused_by_name(checkpoint, trust):
+    location = checkpoint("LlamaForCausalLMs")
+    said = "could not be loaded: transformers has no class 'LlamaForCausalLMs'; did you mean 'LlamaForCausalLM'[?]$"
+    with pytest.raises(ModelError, match=said):
+        load_model(ModelSource(location, trust_remote_code=trust))
+
+
+def test_trust_is_part_of_the_identity_of_a_checkpoint_with_code_of_its_own_only(checkpoint, tmp_path):
+    def digests(location):
+        sources = [ModelSource(location, trust_remote_code=trust) for trust in (False, True)]
+        return {Workspace(Cache(tmp_path / "cache")).digest(source) for source in sources}
+
+    assert len(digests(checkpoint("LlamaForCausalLM"))) == 1
+    assert len(digests(checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM"))) == 2
+
+
+def config(architecture, kind=LlamaConfig, **own):
+    return kind(architectures=architecture and [architecture], auto_map={k: f"code.{name}" for k, name in own.items()})
+
+
+TRUSTED = ModelSource("model", trust_remote_code=True)
+
+
+def test_of_several_classes_the_architectures_own_is_taken_then_the_decoder():
+    both = {"AutoModelForSequenceClassification": "MyJudge", "AutoModelForCausalLM": "MyLlama"}
+    for architecture, made in (("MyJudge", 0), ("MyLlama", 1), ("LlamaForCausalLM", 1), ("Another", 1), (None, 1)):
+        assert model_class(TRUSTED, config(architecture, **both)).__name__ == list(both)[made]
+
+
+def test_a_class_of_its_own_for_another_purpose_leaves_the_architecture_to_transformers():
+    assert model_class(TRUSTED, config("LlamaForCausalLM", AutoModelForSequenceClassification="MyJudge")) is (
+        LlamaForCausalLM
+    )
+
+
+def test_a_class_that_another_package_registered_or_that_is_spelled_otherwise_is_known():
+    class Fla(LlamaForCausalLM):
+        config_class = type("FlaConfig", (LlamaConfig,), {"model_type": "fla_of_this_test"})
+
+    AutoConfig.register("fla_of_this_test", Fla.config_class)
+    AutoModelForCausalLM.register(Fla.config_class, Fla)
+    for known in (config("Fla", Fla.config_class), config("MPTForCausalLM", MptConfig, AutoModelForCausalLM="MPT")):
+        assert model_class(ModelSource("model"), known) is AutoModelForCausalLM
+    assert MptForCausalLM.__name__ != "MPTForCausalLM"
+
+
+def test_generating_asks_nothing_on_stdin_about_a_configurations_own_code(tmp_path, monkeypatch):
+    own = {"model_type": "of_its_own", "auto_map": {"AutoConfig": "code.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    (tmp_path / "code.py").write_text("raise AssertionError('nobody has trusted this')")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        source_batch(ModelSource(str(tmp_path)), [[1]], None, None, 1)

@@ -252,10 +252,18 @@ def required(module: nn.Module) -> list[str]:
 
 
 def set_attention(module: nn.Module, implementation: str) -> None:
-    """Select the observed form of an attention implementation on a transformers model; others are left alone."""
+    """Select the observed form of an attention implementation on a transformers model; others are left alone.
+
+    Raises :class:`ModelError` for one that the model has not.
+    """
     select: Any = getattr(module, "set_attn_implementation", None)
-    if select is not None:
+    if select is None:
+        return
+    try:
         select(attention.PREFIX + implementation)
+    except ValueError as error:
+        name = type(module).__name__
+        raise ModelError(f"{name} has no attention implementation {implementation!r}, expected 'eager'") from error
 
 
 def set_experts(module: nn.Module) -> None:

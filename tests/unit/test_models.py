@@ -246,3 +246,8 @@ def test_a_tokenizers_own_code_does_not_run_untrusted_whatever_stdin_says(tmp_pa
     with suppress(Exception):  # the code makes no tokenizer that works; that it ran is what counts
         load_tokenizer(tmp_path, trust_remote_code=True)
     assert [*tmp_path.rglob("ran")]
+
+
+def test_an_attention_implementation_that_a_model_has_not_is_one_line():
+    with pytest.raises(ModelError, match="^Gemma2ForCausalLM has no attention implementation 'sdpa', expected 'eager'$"):
+        load_model(ModelSource.of(FAMILIES["gemma2"]()), implementation="sdpa")

@@ -249,5 +249,5 @@ def test_a_tokenizers_own_code_does_not_run_untrusted_whatever_stdin_says(tmp_pa
 
 
 def test_an_attention_implementation_that_a_model_has_not_is_one_line():
-    with pytest.raises(ModelError, match="^Gemma2ForCausalLM has no attention implementation 'sdpa', expected 'eager'$"):
+    with pytest.raises(ModelError, match=r"^Gemma2ForCausalLM has no attention implementation 'sdpa', expected"):
         load_model(ModelSource.of(FAMILIES["gemma2"]()), implementation="sdpa")

@@ -72,7 +72,8 @@ class Calibration:
         else:
             model = workspace.digest(self.spec.model)
             sides += [str(self.reference), model, str(self.spec.attention), torch.__version__, transformers.__version__]
-        return fingerprint(sides, suite.digest, self.steps, self.threads, self.device)
+        tokens = suite.tokens(workspace.language(self.spec.model).tokenizer)
+        return fingerprint(sides, suite.digest, tokens, self.steps, self.threads, self.device)
 
     def open(self, workspace: Workspace) -> Measuring:
         """Build the engine, or find it, and open both sides."""

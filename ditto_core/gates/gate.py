@@ -146,7 +146,6 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
     if not engine.decoder:
         raise UsageError(f"{gate.spec.model.label} is not a decoder: a gate needs logits of tokens")
     if baseline is not None:
-        baseline.check(gate.suite, workspace.digest(gate.spec.model), floor_dtype(gate))
         reference, label = baseline.identity.reference, baseline.identity.reference_label
     elif isinstance(gate.reference, EngineSpec):
         built = workspace.build(gate.reference)
@@ -175,7 +174,10 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         dtype=gate.dtype,
         max_new_tokens=gate.max_new_tokens,
         floor=floor_dtype(gate),
+        tokens=gate.suite.tokens(workspace.language(gate.spec.model).tokenizer),
     )
+    if baseline is not None:
+        baseline.check(gate.suite, workspace.digest(gate.spec.model), identity)
     return job, identity
 
 

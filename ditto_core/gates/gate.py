@@ -110,12 +110,14 @@ def run_gate(
     """Run a gate, or one shard of it, and return its result.
 
     Each finished sample is written to a journal in the cache at once: a run that was interrupted, even by a kill, goes
-    on where it stopped. ``baseline``: take the reference's results from there and run the engine alone. ``run``
-    executes the samples; see :mod:`ditto_core.engines.workers`. Raises :class:`UsageError` for what cannot be run, and
-    :class:`RunError` when a sample has no result in the end.
+    on where it stopped, unless versions, machine or settings are others now. ``baseline``: take the reference's results
+    from there and run the engine alone. ``run`` executes the samples; see :mod:`ditto_core.engines.workers`. Raises
+    :class:`UsageError` for what cannot be run, and :class:`RunError` when a sample has no result in the end.
     """
     job, identity = prepare(gate, workspace, baseline)
-    path = workspace.cache.state(STATE, f"{fingerprint(identity.key, str(shard))}.jsonl")
+    receipt = receipt_of(gate, identity, workspace)
+    key = fingerprint(identity.key, str(shard), receipt.circumstances, gate.device, gate.rows)
+    path = workspace.cache.state(STATE, f"{key}.jsonl")
     journal = Journal(path, Record.to_json, Record.from_json)
     mine = shard.of(gate.suite.samples)
     tasks = {sample.id: Task(sample, baseline.known(sample.id) if baseline else None) for sample in mine}
@@ -124,7 +126,6 @@ def run_gate(
     lost = [sample.id for sample in mine if sample.id not in done]
     if lost:
         raise RunError(f"gate {gate.suite.name}: sample {lost[0]!r} has no result ({len(lost)} of {len(mine)} missing)")
-    receipt = receipt_of(gate, identity, workspace)
     notes = tuple(baseline.warnings(receipt)) if baseline else ()
     result = GateResult(
         identity=identity,
@@ -149,7 +150,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         reference, label = baseline.identity.reference, baseline.identity.reference_label
     elif isinstance(gate.reference, EngineSpec):
         built = workspace.build(gate.reference)
-        reference, label = built.directory.name, label_of(built.spec)
+        reference, label = built.running, label_of(built.spec)
     else:
         reference, label = eager_fingerprint(gate, workspace), eager_label(gate)
     job = Job(
@@ -167,7 +168,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         suite=gate.suite.name,
         suite_digest=gate.suite.digest,
         model=gate.spec.model.label,
-        engine=engine.directory.name,
+        engine=engine.running,
         engine_label=label_of(gate.spec),
         reference=reference,
         reference_label=label,
@@ -182,7 +183,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
 
 
 def receipt_of(gate: Gate, identity: Identity, workspace: Workspace) -> Receipt:
-    """Return the receipt of a gate that ran just now, here."""
+    """Return the receipt of a gate that runs now, here."""
     from ditto_core.backends.base import get_backend
 
     return make_receipt(

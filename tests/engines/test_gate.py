@@ -230,6 +230,26 @@ def test_a_killed_gate_goes_on_without_repeating_a_sample(workspace, shared_cach
     assert comparable(resumed) == comparable(run_gate(tiny_gate(suite), workspace))
 
 
+def test_a_gate_goes_on_only_with_the_threads_batch_and_machine_that_it_began_with(workspace, monkeypatch):
+    gate, said = tiny_gate(tiny_suite(4, 0, 0), "onnxruntime"), []
+    told = replace(workspace, say=said.append)
+
+    def interrupted(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_gate(gate, workspace, on_sample=interrupted)
+    for other in (replace(gate, threads=2), replace(gate, batch=2)):
+        run_gate(other, told)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("NVIDIA_TF32_OVERRIDE", "0")
+        run_gate(gate, told)
+    assert said == []
+    run_gate(gate, told)
+    assert said == ["gate tiny goes on: 2 of 4 samples are done"]
+
+
 def test_a_baseline_replaces_the_reference(workspace, whole):
     result = run_gate(tiny_gate(), workspace, baseline=Baseline.of(whole))
     result.assert_passed()

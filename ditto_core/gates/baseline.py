@@ -43,7 +43,8 @@ class Baseline:
         return self.samples[id]
 
     def check(self, suite: Suite, model: str, run: Identity) -> None:
-        """Raise :class:`UsageError` when a run is of other samples, another model, other tokens or another floor.
+        """Raise :class:`UsageError` when a run is of other samples, another model, other tokens, another reference or
+        another floor.
 
         ``model``: its digest.
         """
@@ -55,6 +56,9 @@ class Baseline:
             raise UsageError(f"the baseline is of another model ({self.identity.model}): {REMEDY}")
         if run.tokens != self.identity.tokens:
             raise UsageError(f"the baseline has other token ids than the tokenizer makes of {suite.name} now: {REMEDY}")
+        if run.reference_label != self.identity.reference_label:
+            found = self.identity.reference_label
+            raise UsageError(f"the baseline is of the reference {found}, expected {run.reference_label}: {REMEDY}")
         if run.floor and run.floor != self.identity.floor:
             found = self.identity.floor or "no dtype"
             raise UsageError(f"the baseline has the reference's error in {found}, expected {run.floor}: {REMEDY}")

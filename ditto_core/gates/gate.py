@@ -74,13 +74,12 @@ class Gate:
         The model is held by its name: its files need not be where a result is checked.
         """
         identity, policy = result.identity, result.policy
-        reference = label_of(self.reference) if isinstance(self.reference, EngineSpec) else eager_label(self)
         expected = {
             "suite": (identity.suite_digest, self.suite.digest),
             "samples": (result.ids, self.suite.ids),
             "model": (identity.model, self.spec.model.label),
             "engine": (identity.engine_label, label_of(self.spec)),
-            "reference": (identity.reference_label, reference),
+            "reference": (identity.reference_label, reference_label(self)),
             "max_new_tokens": (identity.max_new_tokens, self.max_new_tokens),
             **{name: (getattr(policy, name), value) for name, value in vars(self.policy).items()},
         }
@@ -147,12 +146,11 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
     if not engine.decoder:
         raise UsageError(f"{gate.spec.model.label} is not a decoder: a gate needs logits of tokens")
     if baseline is not None:
-        reference, label = baseline.identity.reference, baseline.identity.reference_label
+        reference = baseline.identity.reference
     elif isinstance(gate.reference, EngineSpec):
-        built = workspace.build(gate.reference)
-        reference, label = built.running, label_of(built.spec)
+        reference = workspace.build(gate.reference).running
     else:
-        reference, label = eager_fingerprint(gate, workspace), eager_label(gate)
+        reference = eager_fingerprint(gate, workspace)
     job = Job(
         spec=gate.spec,
         reference=None if baseline else gate.reference,
@@ -171,7 +169,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         engine=engine.running,
         engine_label=label_of(gate.spec),
         reference=reference,
-        reference_label=label,
+        reference_label=reference_label(gate),
         dtype=gate.dtype,
         max_new_tokens=gate.max_new_tokens,
         floor=floor_dtype(gate),
@@ -217,9 +215,9 @@ def floor_dtype(gate: Gate) -> str:
     return HIGHER[gate.spec.dtype] if same else gate.spec.dtype
 
 
-def eager_label(gate: Gate) -> str:
-    """Return ``eager float32``."""
-    return f"eager {eager_dtype(gate)}"
+def reference_label(gate: Gate) -> str:
+    """Return ``eager float32``, or an engine's label."""
+    return label_of(gate.reference) if isinstance(gate.reference, EngineSpec) else f"eager {eager_dtype(gate)}"
 
 
 def eager_fingerprint(gate: Gate, workspace: Workspace) -> str:

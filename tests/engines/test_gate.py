@@ -289,6 +289,8 @@ def test_a_baseline_that_lacks_a_sample_or_is_of_others_is_refused(workspace, wh
     changed = [replace(s, text=s.text[:-1]) if s.id == "text0" else s for s in tiny_suite().samples]
     with pytest.raises(UsageError, match="of other samples"):
         run_gate(tiny_gate(Suite("tiny", tuple(changed))), workspace, baseline=baseline)
+    with pytest.raises(UsageError, match="of the reference eager float32, expected openvino float32: write it anew"):
+        run_gate(tiny_gate(reference="openvino:float32"), workspace, baseline=baseline)
     stranger = replace(baseline, receipt=replace(baseline.receipt, model="0" * 64))
     with pytest.raises(UsageError, match="of another model"):
         run_gate(tiny_gate(), workspace, baseline=stranger)

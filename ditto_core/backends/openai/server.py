@@ -51,7 +51,9 @@ def served_model(options: OpenAIOptions) -> str:
 
 def told(options: OpenAIOptions, model: str) -> dict[str, str]:
     """Return a model's checkpoint and the server's version by the names of facts, where it tells them (vLLM does)."""
-    known = next((each for each in asked(options, "/models").get("data", ()) if each.get("id") == model), {})
+    known: Mapping[str, Any] = next(
+        (each for each in asked(options, "/models").get("data", ()) if each.get("id") == model), {}
+    )
     found = {"checkpoint": known.get("root"), "server version": asked(above(options), "/version").get("version")}
     return {name: str(value) for name, value in found.items() if value}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -145,7 +145,8 @@ class Fuzzer:
         left = self._corpus.failure
         if left is not None:
             if self.fails(left.rows):
-                return left if left.shrunk else self._shrink(0)
+                now = self._corpus.failure
+                return now if now and now.shrunk else self._shrink(0)
             self._corpus.failure = None  # it was repaired since
         for _, rows in self._corpus.state.hardest.copy():
             if not self._over() and self.fails(rows):
@@ -187,7 +188,7 @@ class Fuzzer:
                 return None
         smallest = self._corpus.failure
         assert smallest is not None
-        done = Failure(smallest.rows, smallest.steps, smallest.message, shrunk=not self._over())
+        done = replace(smallest, shrunk=not self._over())
         self._corpus.failure = done
         return done
 
@@ -209,9 +210,10 @@ class Fuzzer:
         if not failed:
             self._corpus.note(rows, margin)
             return False
-        best = self._corpus.failure
-        if best is None or order(rows) < order(best.rows):
-            self._corpus.failure = Failure(rows, self._limits.steps, message(comparison))
+        best, found = self._corpus.failure, Failure(rows, self._limits.steps, message(comparison))
+        smaller = best is None or order(rows) < order(best.rows)
+        if smaller or (best and rows == best.rows and found != replace(best, shrunk=False)):  # it fails otherwise now
+            self._corpus.failure = found
         return True
 
     def _over(self) -> bool:

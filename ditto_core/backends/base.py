@@ -140,6 +140,15 @@ class RunsFile(Protocol):
 
 
 @runtime_checkable
+class RunsElsewhere(Protocol):
+    """A backend whose engine is a server that is there already, and may run another model tomorrow."""
+
+    def running(self, spec: EngineSpec, directory: Path) -> Mapping[str, str]:
+        """Return what runs there now, by the names of a session's facts. No part of the cache key."""
+        ...
+
+
+@runtime_checkable
 class QuantizesWeights(Protocol):
     """A backend that can tell which weights an engine has."""
 

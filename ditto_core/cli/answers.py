@@ -24,7 +24,7 @@ def command(
     engine_samples: Annotated[Path, typer.Argument(help="The engine's samples_*.jsonl of lm_eval --log_samples.")],
     reference_samples: Annotated[Path, typer.Argument(help="The reference's, of the same questions.")],
     metric: Annotated[str, typer.Option(help="Metric of 0 or 1 [default: the first in the file].")] = "",
-    filter: Annotated[str, typer.Option("--filter", help="lm_eval's filter [default: the first in the file].")] = "",
+    filter: Annotated[str, typer.Option("--filter", help="lm_eval's filter [default: the first in both files].")] = "",
     most: Annotated[int, typer.Option(min=1, help="Replay this many lost answers at most.")] = 20,
     backend: Backend = "onnxruntime",
     dtype: Dtype = "float32",

@@ -73,7 +73,8 @@ def search(pair: Pair, limits: Limits, *, seed: int, seconds: float, corpus: Pat
 
     from ditto_core.fuzz import Corpus, Fuzzer
 
-    identity = f"{pair.spec.model.label} {pair.spec.label} beside {pair.options.reference}"
+    model = f"{pair.spec.model.label} ({pair.sessions.workspace.digest(pair.spec.model)[:12]})"
+    identity = f"{model} {pair.spec.label} beside {pair.options.reference}"
     check_limits(pair, limits)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import BuildRequest, BuildsFromSource, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsElsewhere, get_backend
 from ditto_core.engines.copied import check_digests, write_digests
 from ditto_core.errors import BuildError, DittoError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.exported import Export
@@ -18,6 +18,7 @@ from ditto_core.session import Session
 from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
 from ditto_core.spec import DERIVED, EngineSpec, ModelSource, Range, ShapeProfile
 from ditto_core.system.files import parse_json, path_of, read_text
+from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +50,13 @@ class Engine:
         """The cache's key (SHA-256, hex), empty for an engine that was copied out of the cache."""
         name = self.directory.name
         return name if re.fullmatch("[0-9a-f]{64}", name) else ""
+
+    @property
+    def running(self) -> str:
+        """What runs when it is opened now (SHA-256, hex): its directory's name, with what a server tells of itself."""
+        backend = get_backend(self.spec.backend)
+        told = backend.running(self.spec, self.directory) if isinstance(backend, RunsElsewhere) else {}
+        return fingerprint(self.directory.name, told) if told else self.directory.name
 
     def open(self, isolation: str = "", timeout: float = 0) -> Session:
         """Load the engine, in this process or in a child: see :func:`~ditto_core.backends.child.open_backend`.

@@ -42,10 +42,11 @@ class Baseline:
             raise UsageError(f"the baseline lacks sample {id!r}: {REMEDY}")
         return self.samples[id]
 
-    def check(self, suite: Suite, model: str, floor: str) -> None:
-        """Raise :class:`UsageError` when this is the baseline of other samples, another model or another floor.
+    def check(self, suite: Suite, model: str, run: Identity) -> None:
+        """Raise :class:`UsageError` when a run is of other samples, another model, other tokens, another reference or
+        another floor.
 
-        ``floor``: the dtype whose error is to be the limit, empty where none is.
+        ``model``: its digest.
         """
         for id in suite.ids:
             self.known(id)
@@ -53,9 +54,14 @@ class Baseline:
             raise UsageError(f"the baseline is of other samples than suite {suite.name} has now: {REMEDY}")
         if model != self.receipt.model:
             raise UsageError(f"the baseline is of another model ({self.identity.model}): {REMEDY}")
-        if floor and floor != self.identity.floor:
+        if run.tokens != self.identity.tokens:
+            raise UsageError(f"the baseline has other token ids than the tokenizer makes of {suite.name} now: {REMEDY}")
+        if run.reference_label != self.identity.reference_label:
+            found = self.identity.reference_label
+            raise UsageError(f"the baseline is of the reference {found}, expected {run.reference_label}: {REMEDY}")
+        if run.floor and run.floor != self.identity.floor:
             found = self.identity.floor or "no dtype"
-            raise UsageError(f"the baseline has the reference's error in {found}, expected {floor}: {REMEDY}")
+            raise UsageError(f"the baseline has the reference's error in {found}, expected {run.floor}: {REMEDY}")
 
     def warnings(self, receipt: Receipt) -> list[str]:
         """Return what differs between the machine and versions that wrote the baseline and those of a run."""

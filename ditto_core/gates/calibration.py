@@ -16,6 +16,7 @@ from ditto_core.gates.suite import Sample, Suite
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec, parse_outputs
 from ditto_core.system.fingerprint import fingerprint
+from ditto_core.system.receipt import make_receipt
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
@@ -63,16 +64,14 @@ class Calibration:
 
     def key(self, suite: Suite, workspace: Workspace) -> str:
         """Return a digest of all that decides what is measured; what is built, is built for it."""
-        import torch
-        import transformers
-
-        sides = [workspace.build(self.spec).directory.name]
+        sides = [workspace.build(self.spec).running]
         if isinstance(self.reference, EngineSpec):
-            sides.append(workspace.build(self.reference).directory.name)
+            sides.append(workspace.build(self.reference).running)
         else:
-            model = workspace.digest(self.spec.model)
-            sides += [str(self.reference), model, str(self.spec.attention), torch.__version__, transformers.__version__]
-        return fingerprint(sides, suite.digest, self.steps, self.threads, self.device)
+            sides += [str(self.reference), workspace.digest(self.spec.model), str(self.spec.attention)]
+        tokens = suite.tokens(workspace.language(self.spec.model).tokenizer)
+        here = make_receipt(threads=self.threads).circumstances
+        return fingerprint(sides, suite.digest, tokens, self.steps, self.device, here)
 
     def open(self, workspace: Workspace) -> Measuring:
         """Build the engine, or find it, and open both sides."""

@@ -74,13 +74,12 @@ class Gate:
         The model is held by its name: its files need not be where a result is checked.
         """
         identity, policy = result.identity, result.policy
-        reference = label_of(self.reference) if isinstance(self.reference, EngineSpec) else eager_label(self)
         expected = {
             "suite": (identity.suite_digest, self.suite.digest),
             "samples": (result.ids, self.suite.ids),
             "model": (identity.model, self.spec.model.label),
             "engine": (identity.engine_label, label_of(self.spec)),
-            "reference": (identity.reference_label, reference),
+            "reference": (identity.reference_label, reference_label(self)),
             "max_new_tokens": (identity.max_new_tokens, self.max_new_tokens),
             **{name: (getattr(policy, name), value) for name, value in vars(self.policy).items()},
         }
@@ -110,12 +109,14 @@ def run_gate(
     """Run a gate, or one shard of it, and return its result.
 
     Each finished sample is written to a journal in the cache at once: a run that was interrupted, even by a kill, goes
-    on where it stopped. ``baseline``: take the reference's results from there and run the engine alone. ``run``
-    executes the samples; see :mod:`ditto_core.engines.workers`. Raises :class:`UsageError` for what cannot be run, and
-    :class:`RunError` when a sample has no result in the end.
+    on where it stopped, unless versions, machine or settings are others now. ``baseline``: take the reference's results
+    from there and run the engine alone. ``run`` executes the samples; see :mod:`ditto_core.engines.workers`. Raises
+    :class:`UsageError` for what cannot be run, and :class:`RunError` when a sample has no result in the end.
     """
     job, identity = prepare(gate, workspace, baseline)
-    path = workspace.cache.state(STATE, f"{fingerprint(identity.key, str(shard))}.jsonl")
+    receipt = receipt_of(gate, identity, workspace)
+    key = fingerprint(identity.key, str(shard), receipt.circumstances, gate.device, gate.rows)
+    path = workspace.cache.state(STATE, f"{key}.jsonl")
     journal = Journal(path, Record.to_json, Record.from_json)
     mine = shard.of(gate.suite.samples)
     tasks = {sample.id: Task(sample, baseline.known(sample.id) if baseline else None) for sample in mine}
@@ -124,7 +125,6 @@ def run_gate(
     lost = [sample.id for sample in mine if sample.id not in done]
     if lost:
         raise RunError(f"gate {gate.suite.name}: sample {lost[0]!r} has no result ({len(lost)} of {len(mine)} missing)")
-    receipt = receipt_of(gate, identity, workspace)
     notes = tuple(baseline.warnings(receipt)) if baseline else ()
     result = GateResult(
         identity=identity,
@@ -146,13 +146,11 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
     if not engine.decoder:
         raise UsageError(f"{gate.spec.model.label} is not a decoder: a gate needs logits of tokens")
     if baseline is not None:
-        baseline.check(gate.suite, workspace.digest(gate.spec.model), floor_dtype(gate))
-        reference, label = baseline.identity.reference, baseline.identity.reference_label
+        reference = baseline.identity.reference
     elif isinstance(gate.reference, EngineSpec):
-        built = workspace.build(gate.reference)
-        reference, label = built.directory.name, label_of(built.spec)
+        reference = workspace.build(gate.reference).running
     else:
-        reference, label = eager_fingerprint(gate, workspace), eager_label(gate)
+        reference = eager_fingerprint(gate, workspace)
     job = Job(
         spec=gate.spec,
         reference=None if baseline else gate.reference,
@@ -168,19 +166,22 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
         suite=gate.suite.name,
         suite_digest=gate.suite.digest,
         model=gate.spec.model.label,
-        engine=engine.directory.name,
+        engine=engine.running,
         engine_label=label_of(gate.spec),
         reference=reference,
-        reference_label=label,
+        reference_label=reference_label(gate),
         dtype=gate.dtype,
         max_new_tokens=gate.max_new_tokens,
         floor=floor_dtype(gate),
+        tokens=gate.suite.tokens(workspace.language(gate.spec.model).tokenizer),
     )
+    if baseline is not None:
+        baseline.check(gate.suite, workspace.digest(gate.spec.model), identity)
     return job, identity
 
 
 def receipt_of(gate: Gate, identity: Identity, workspace: Workspace) -> Receipt:
-    """Return the receipt of a gate that ran just now, here."""
+    """Return the receipt of a gate that runs now, here."""
     from ditto_core.backends.base import get_backend
 
     return make_receipt(
@@ -214,9 +215,9 @@ def floor_dtype(gate: Gate) -> str:
     return HIGHER[gate.spec.dtype] if same else gate.spec.dtype
 
 
-def eager_label(gate: Gate) -> str:
-    """Return ``eager float32``."""
-    return f"eager {eager_dtype(gate)}"
+def reference_label(gate: Gate) -> str:
+    """Return ``eager float32``, or an engine's label."""
+    return label_of(gate.reference) if isinstance(gate.reference, EngineSpec) else f"eager {eager_dtype(gate)}"
 
 
 def eager_fingerprint(gate: Gate, workspace: Workspace) -> str:

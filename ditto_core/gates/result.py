@@ -30,7 +30,8 @@ class Identity:
     """What makes two runs parts of the same gate: suite, engine, reference and how samples are scored.
 
     ``engine`` and ``reference`` are fingerprints; the labels are for people. ``dtype`` is the engine's: ``int8`` …
-    ``floor``: the dtype of the eager model whose error is the limit, empty where stated budgets are.
+    ``floor``: the dtype of the eager model whose error is the limit, empty where stated budgets are. ``tokens``: the
+    digest of the ids that the model's tokenizer makes of the suite's texts, empty where it has none.
     """
 
     suite: str
@@ -43,6 +44,7 @@ class Identity:
     dtype: str
     max_new_tokens: int
     floor: str = ""
+    tokens: str = ""
 
     @property
     def key(self) -> str:

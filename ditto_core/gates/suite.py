@@ -51,6 +51,12 @@ class Sample:
             return CHOICE
         return PROMPT if self.answer is None else MATCH
 
+    @property
+    def texts(self) -> list[str]:
+        """What a tokenizer reads: text, prompt and answer, and the prompt continued by each choice; no token ids."""
+        continued = [f"{self.prompt}{choice}" for choice in self.choices if isinstance(choice, str)]
+        return [text for text in (self.text, self.prompt, self.answer, *continued) if text and isinstance(text, str)]
+
     def to_json(self) -> dict[str, Any]:
         """Return the sample as a JSONL file has it."""
         return {name: value for name in FIELDS if (value := getattr(self, name)) not in ("", (), None)}
@@ -123,6 +129,11 @@ class Suite:
     def digest(self) -> str:
         """SHA-256 (hex) of the samples' content."""
         return fingerprint([sample.to_json() for sample in self.samples])
+
+    def tokens(self, tokenizer: Any) -> str:
+        """Return the SHA-256 (hex) of the ids that a tokenizer makes of the texts; empty where either lacks."""
+        texts = [text for sample in self.samples for text in sample.texts]
+        return fingerprint([[*tokenizer(text)["input_ids"]] for text in texts]) if texts and tokenizer else ""
 
     def first(self, count: int) -> Suite:
         """Return the suite of the first ``count`` samples; 0 keeps all. Raises :class:`UsageError` below 0."""

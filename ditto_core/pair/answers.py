@@ -112,10 +112,12 @@ def lost_answers(
 ) -> list[Lost]:
     """Return the questions that the reference answers right and the engine wrong, by ``metric`` and ``filter``.
 
-    Both default to the first that there is. Raises :class:`UsageError` where a question is in one file only or was
-    asked otherwise, and for metrics and filters that are not there.
+    Both default to the engine's first, of the filters that the reference has too. Raises :class:`UsageError` where a
+    question is in one file only, is there twice or was asked otherwise, and for metrics and filters that are not there.
     """
-    ours, theirs = by_id(engine, filter), by_id(reference, filter)
+    engine, reference = list(engine), list(reference)
+    filter = common_filter(engine, reference, filter)
+    ours, theirs = by_id(engine, filter, "engine"), by_id(reference, filter, "reference")
     if alone := sorted(ours.keys() ^ theirs.keys()):
         side = "engine" if alone[0] in ours else "reference"
         raise UsageError(f"question {alone[0]} is in the {side}'s samples only, with {len(alone) - 1} others")
@@ -130,14 +132,26 @@ def lost_answers(
     return lost
 
 
-def by_id(samples: Iterable[Sample], filter: str) -> dict[str, Sample]:
-    """Return the samples of one filter by question."""
-    samples = list(samples)
-    names = list(dict.fromkeys(sample.filter for sample in samples))
-    wanted = filter or names[0]
-    if wanted not in names:
-        raise UsageError(f"no sample has the filter {wanted!r}, expected {', '.join(names)}{nearest(wanted, names)}")
-    return {sample.id: sample for sample in samples if sample.filter == wanted}
+def common_filter(engine: Sequence[Sample], reference: Sequence[Sample], wanted: str) -> str:
+    """Return the filter that both sides are read by: ``wanted``, else the engine's first that the reference has too."""
+    ours, theirs = (list(dict.fromkeys(sample.filter for sample in side)) for side in (engine, reference))
+    names = [name for name in ours if name in theirs]
+    if not names:
+        sides = f"the engine's are {', '.join(ours)}, the reference's {', '.join(theirs)}"
+        raise UsageError(f"the samples have no filter in common: {sides}")
+    if wanted and wanted not in names:
+        expected = f"expected {', '.join(names)}{nearest(wanted, names)}"
+        raise UsageError(f"{wanted!r} is no filter of both sides' samples, {expected}")
+    return wanted or names[0]
+
+
+def by_id(samples: Sequence[Sample], filter: str, side: str) -> dict[str, Sample]:
+    """Return the samples of one filter by question. Raises :class:`UsageError` for a question that is there twice."""
+    kept = [sample for sample in samples if sample.filter == filter]
+    counts = Counter(sample.id for sample in kept)
+    if twice := [id for id, count in counts.items() if count > 1]:
+        raise UsageError(f"question {twice[0]} is {counts[twice[0]]} times in the {side}'s samples, expected once")
+    return {sample.id: sample for sample in kept}
 
 
 def first_of(samples: Mapping[str, Sample]) -> Sample:

@@ -250,11 +250,14 @@ class Runner:
         return self._sessions.workspace.floor_path(self._floor_key(key if samples == 1 else [key, samples]))
 
     def _floor_key(self, key: Any) -> str:
+        import torch
+
+        threads = self._options.threads or torch.get_num_threads()
         spec, reference = self._sessions.spec, self._sessions.reference.info
         facts = [reference.backend, reference.dtype, reference.device, dict(reference.facts)]
         model = [self._sessions.workspace.digest(spec.model), self._sessions.built.facts.get("export")]
         sites = [tap.site for tap in self._sessions.engine.taps]
-        return fingerprint(model, __version__, packages(), facts, spec.dtype, spec.attention, sites, key)
+        return fingerprint(model, __version__, packages(), facts, spec.dtype, spec.attention, sites, threads, key)
 
     def _writers(self, folder: Path | None) -> tuple[Recorder, Recorder] | None:
         if folder is None:

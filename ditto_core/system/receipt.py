@@ -62,11 +62,15 @@ class Receipt:
         found = {"created": when, "commit": self.commit, **prints}
         return {k: v for k, v in {**found, **self.machine, **self.settings, **seeds, **self.versions}.items() if v}
 
+    @property
+    def circumstances(self) -> tuple[Mapping[str, str], ...]:
+        """What numbers depend on beside engine, reference and model: versions, machine, settings."""
+        return self.versions, self.machine, self.settings
+
     def changes(self, other: Receipt) -> list[str]:
         """Return a line for each version and fact of the machine that differs from ``other``'s."""
         found = []
-        for name in ("versions", "machine", "settings"):
-            ours, theirs = getattr(self, name), getattr(other, name)
+        for ours, theirs in zip(self.circumstances, other.circumstances, strict=True):
             for key in sorted({*ours, *theirs}):
                 if ours.get(key) != theirs.get(key):
                     found.append(f"{key} was {theirs.get(key, 'absent')}, is {ours.get(key, 'absent')}")

@@ -1,8 +1,11 @@
 """The search for a diverging prompt, on real engines."""
 
 import json
+import re
 import shlex
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +63,17 @@ def test_the_next_run_begins_with_the_failure_and_forgets_it_once_it_is_repaired
     repaired = Corpus(tmp_path, 0, "toy")
     assert Fuzzer(healthy, repaired, LIMITS).search(1).failure is None
     assert repaired.failure is None
+
+
+def test_a_shrunk_failure_that_fails_otherwise_now_is_told_as_it_is_and_shrunk_again(diverging, tmp_path):
+    first = Fuzzer(diverging, Corpus(tmp_path, 0, "toy"), LIMITS).search(600).failure
+    corpus = Corpus(tmp_path, 0, "toy")
+    corpus.failure = replace(first, rows=((*first.rows[0], 1, 2),), message="engine diverges elsewhere")
+    found = Fuzzer(diverging, corpus, LIMITS).search(600).failure
+    assert found.shrunk
+    assert found == corpus.failure
+    assert found.message.startswith("engine diverges at model.layers.0, step 0: rel_l2 ")
+    assert [len(row) for row in found.rows] == [6]
 
 
 def test_an_interrupted_search_keeps_the_smallest_failure_so_far_and_goes_on(diverging, tmp_path):
@@ -142,6 +156,11 @@ def test_the_command_exits_with_0_1_or_2(model_directory, shared_cache_dir, tmp_
     replayed = CliRunner().invoke(application(), arguments)
     assert replayed.exit_code == 1, replayed.output
     assert "engine diverges at model.layers.0, step 0: " in replayed.output
+    other = tmp_path / "other" / Path(model_directory).name
+    windowed().save_pretrained(other)
+    stranger = CliRunner().invoke(application(), ["fuzz", str(other), *common[2:], "--deadline", "1s"])
+    assert isinstance(stranger.exception, UsageError)
+    assert re.search(r"belongs to (\S+) \(\w{12}\) .*, not to \1 \(\w{12}\) ", str(stranger.exception))
     wrong = CliRunner().invoke(application(), [*common, "--deadline", "soon"])
     assert isinstance(wrong.exception, UsageError)
 

@@ -12,12 +12,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from ditto_core.engines.workers import local_processes
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import RunError, UsageError
 from ditto_core.gates import Baseline, Gate, GateResult, Sample, Shard, Suite, merge, run_gate, scoring
-from ditto_core.gates.gate import floor_dtype
+from ditto_core.gates.calibration import Calibration
+from ditto_core.gates.gate import floor_dtype, prepare
 from ditto_core.gates.marker import MarkedGate
 from ditto_core.gates.scoring import Scorer
 from ditto_core.model.checkpoint import Language
@@ -171,8 +175,6 @@ def test_samples_of_a_killed_process_run_again_in_a_new_pool_with_the_same_bits(
 
 
 def test_a_worker_that_would_build_another_engine_is_refused(workspace):
-    from ditto_core.gates.gate import prepare
-
     job, _ = prepare(tiny_gate(), workspace, None)
     with pytest.raises(RunError, match=r"this worker builds engine .*, expected 000000000000"):
         replace(job, engine="0" * 64).open(workspace)
@@ -228,6 +230,26 @@ def test_a_killed_gate_goes_on_without_repeating_a_sample(workspace, shared_cach
     assert comparable(resumed) == comparable(run_gate(tiny_gate(suite), workspace))
 
 
+def test_a_gate_goes_on_only_with_the_threads_batch_and_machine_that_it_began_with(workspace, monkeypatch):
+    gate, said = tiny_gate(tiny_suite(4, 0, 0), "onnxruntime"), []
+    told = replace(workspace, say=said.append)
+
+    def interrupted(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_gate(gate, workspace, on_sample=interrupted)
+    for other in (replace(gate, threads=2), replace(gate, batch=2)):
+        run_gate(other, told)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("NVIDIA_TF32_OVERRIDE", "0")
+        run_gate(gate, told)
+    assert said == []
+    run_gate(gate, told)
+    assert said == ["gate tiny goes on: 2 of 4 samples are done"]
+
+
 def test_a_baseline_replaces_the_reference(workspace, whole):
     result = run_gate(tiny_gate(), workspace, baseline=Baseline.of(whole))
     result.assert_passed()
@@ -267,9 +289,37 @@ def test_a_baseline_that_lacks_a_sample_or_is_of_others_is_refused(workspace, wh
     changed = [replace(s, text=s.text[:-1]) if s.id == "text0" else s for s in tiny_suite().samples]
     with pytest.raises(UsageError, match="of other samples"):
         run_gate(tiny_gate(Suite("tiny", tuple(changed))), workspace, baseline=baseline)
+    with pytest.raises(UsageError, match="of the reference eager float32, expected openvino float32: write it anew"):
+        run_gate(tiny_gate(reference="openvino:float32"), workspace, baseline=baseline)
     stranger = replace(baseline, receipt=replace(baseline.receipt, model="0" * 64))
     with pytest.raises(UsageError, match="of another model"):
         run_gate(tiny_gate(), workspace, baseline=stranger)
+
+
+def with_words(folder, words):
+    """Put a tokenizer beside a model, in the one file that tells no configuration."""
+    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    made.pre_tokenizer = Whitespace()
+    made.save(str(folder / "llama" / "tokenizer.json"))
+
+
+def test_another_tokenizer_is_another_gate_another_calibration_and_refuses_the_baseline(workspace, tmp_path):
+    words = ["u", *map(chr, range(97, 123))]
+    suite = Suite("words", tuple(Sample(str(i), text=" ".join(words[i + 1 : i + 9])) for i in range(3)))
+    gate = int8_gate(tmp_path, suite)
+    with_words(tmp_path, words)
+
+    def keys():
+        fresh = Workspace(workspace.cache)
+        calibration = Calibration.of(gate, ["lm_head"], fresh)
+        return prepare(gate, fresh, None)[1].key, calibration.key(suite, fresh)
+
+    known, baseline = keys(), Baseline.of(run_gate(gate, Workspace(workspace.cache)))
+    assert known == keys()
+    with_words(tmp_path, words[::-1])
+    assert not set(known) & set(keys())
+    with pytest.raises(UsageError, match="baseline has other token ids than the tokenizer makes of words now: write"):
+        run_gate(gate, Workspace(workspace.cache), baseline=baseline)
 
 
 def test_the_receipt_tells_what_produced_the_result(whole):

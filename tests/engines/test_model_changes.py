@@ -216,6 +216,14 @@ def test_a_damaged_noise_floor_is_said_and_measured_again(factor, tmp_path, dama
     assert [line for line in said if path.stem[:12] in line and "damaged" in line] == said
 
 
+def test_a_noise_floor_of_another_number_of_threads_is_not_used(factor, tmp_path):
+    for threads in (1, 2, torch.get_num_threads() + 2, 0):
+        options = PairOptions(observer=False, threads=threads)
+        assert Pair(Workspace(Cache(tmp_path)), EngineSpec.of(visible), options).run()
+    known = {1, 2, torch.get_num_threads(), torch.get_num_threads() + 2}  # 0 is torch's own
+    assert len([*(tmp_path / "state" / "floors").iterdir()]) == len(known)
+
+
 @pytest.mark.parametrize("name", ["torch", "transformers", "pytest-ditto-engine"])
 def test_a_noise_floor_of_other_versions_is_not_used(factor, tmp_path, monkeypatch, name):
     def run():

@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from ditto_core.errors import BackendError, RunError, UsageError
+from ditto_core.gates import Gate
+from ditto_core.gates.calibration import Calibration
+from ditto_core.gates.gate import prepare
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec
+from tests.gate_suites import tiny_suite
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5]]
 
@@ -29,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        self.answer({"data": [{"id": "tiny"}]})
+        self.answer({"version": self.server.version} if self.path == "/version" else {"data": [self.server.serves]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -53,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
 def server(folder):
     model = tiny_decoder("llama")
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.serves, http.version = {"id": "tiny"}, "1.0"
     http.asked, http.model, http.tokens = [], model, lambda text: [1, *map(ord, text)]
 
     def choose(body, row):
@@ -96,6 +101,25 @@ def test_a_server_of_another_model_fails(workspace, folder, server):
     found = run(workspace, folder, server)
     assert not found
     assert max(step.kl_mean for step in found.logits) > 0.05
+
+
+def test_what_a_server_runs_now_is_part_of_the_gate_and_the_calibration(workspace, folder, server):
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    gate = Gate(EngineSpec.of(str(folder), backend="openai", options={"url": url}), tiny_suite(1, 0, 0))
+    beside = Gate(EngineSpec.of(str(folder)), gate.suite, gate.spec)
+    calibration = Calibration.of(gate, (), workspace)
+
+    def keys():
+        gates = [prepare(each, workspace, None)[1].key for each in (gate, beside)]
+        return (*gates, calibration.key(gate.suite, workspace))
+
+    known = keys()
+    assert keys() == known
+    seen = [known]
+    for serves, version in (({"id": "b"}, "1.0"), ({"id": "tiny", "root": "/b"}, "1.0"), ({"id": "tiny"}, "1.1")):
+        server.serves, server.version = serves, version
+        seen.append(keys())
+    assert [len(set(column)) for column in zip(*seen, strict=True)] == [4, 4, 4]
 
 
 def test_the_server_tells_how_it_reads_a_text(workspace, folder, server):

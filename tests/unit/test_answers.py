@@ -67,6 +67,26 @@ def test_a_lost_generation_is_replayed_up_to_where_the_texts_part(tmp_path):
         lost_answers(engine, reference, filter="strct")
 
 
+def test_both_sides_are_read_by_one_filter_whatever_the_order_of_the_lines(tmp_path):
+    engine = samples(tmp_path, "engine", *generated(7, " It is 5.", 0.0, 1.0))
+    reference = samples(tmp_path, "reference", *generated(7, " It is 5.", 0.0, 1.0)[::-1])
+    assert lost_answers(engine, reference) == lost_answers(reference, engine) == []
+    assert lost_answers(engine[::-1], reference[1:]) == []  # by strict, the one that both have
+    with pytest.raises(UsageError, match="no filter in common: the engine's are strict, the reference's flexible"):
+        lost_answers(engine[:1], reference[:1])
+    with pytest.raises(UsageError, match="'flexible' is no filter of both sides' samples, expected strict"):
+        lost_answers(engine, reference[1:], filter="flexible")
+
+
+def test_a_question_that_a_side_answers_twice_is_refused(tmp_path):
+    once = samples(tmp_path, "once", choice(1, [-1, -2], 1))
+    twice = samples(tmp_path, "twice", choice(1, [-2, -1], 0), choice(1, [-1, -2], 1))
+    with pytest.raises(UsageError, match="question 1 is 2 times in the engine's samples, expected once"):
+        lost_answers(twice, once)
+    with pytest.raises(UsageError, match="question 1 is 2 times in the reference's samples, expected once"):
+        lost_answers(once, twice)
+
+
 def test_files_that_do_not_belong_together_are_refused(tmp_path):
     one = samples(tmp_path, "a", choice(0, [-1, -2], 1), choice(1, [-1, -2], 1))
     with pytest.raises(UsageError, match="question 1 is in the engine"):

@@ -24,6 +24,19 @@ def test_a_changed_sample_changes_the_digest(tmp_path):
     assert load_suite(path).digest != before
 
 
+def test_the_ids_that_a_tokenizer_makes_of_texts_are_a_digest_of_their_own():
+    def letters(text):
+        return {"input_ids": [*map(ord, text)]}
+
+    def grams(text):
+        return letters(text.replace("b ", "é"))
+
+    words = Suite("w", (Sample("0", prompt="ab", choices=(" c", " d"), answer=0), Sample("1", text=(1, 2))))
+    assert words.samples[0].texts == ["ab", "ab c", "ab d"]
+    assert words.tokens(letters) == words.tokens(letters) != words.tokens(grams)
+    assert words.tokens(None) == tiny_suite().tokens(letters) == ""
+
+
 def test_the_classics_are_short_passages_with_author_and_work():
     suite = load_suite("classics")
     assert 30 <= len(suite.samples) <= 60

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ditto_core.backends.base import BuildReport, BuildRequest
@@ -51,3 +51,7 @@ class OpenAIBackend:
         from ditto_core.backends.openai.session import OpenAISession
 
         return OpenAISession(spec, int(json.loads((directory / MANIFEST).read_text())["vocabulary"]))
+
+    def running(self, spec: EngineSpec, directory: Path) -> Mapping[str, str]:
+        """Return the server's model and what else it tells. Raises :class:`BackendError` when it does not answer."""
+        return self.open(spec, directory, ()).info.facts

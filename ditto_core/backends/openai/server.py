@@ -49,17 +49,35 @@ def served_model(options: OpenAIOptions) -> str:
     return options.model or names[0]
 
 
+def told(options: OpenAIOptions, model: str) -> dict[str, str]:
+    """Return a model's checkpoint and the server's version by the names of facts, where it tells them (vLLM does)."""
+    known: Mapping[str, Any] = next(
+        (each for each in asked(options, "/models").get("data", ()) if each.get("id") == model), {}
+    )
+    found = {"checkpoint": known.get("root"), "server version": asked(above(options), "/version").get("version")}
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def above(options: OpenAIOptions) -> OpenAIOptions:
+    """Return the options with the server's own address, without the version of the protocol."""
+    return replace(options, url=options.url.rpartition("/")[0])
+
+
+def asked(options: OpenAIOptions, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a server's answer to what it need not know; empty where it gives none."""
+    try:
+        answer = request(options, path, body)
+    except BackendError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
 def tokenized(options: OpenAIOptions, model: str, **text: Any) -> list[int] | None:
     """Return the ids that the server makes of a text by ``/tokenize`` (vLLM, SGLang, llama.cpp); None without it.
 
     ``text``: ``prompt`` or ``content``, as the server calls it, or a conversation's ``messages``.
     """
-    root = replace(options, url=options.url.rpartition("/")[0])
-    try:
-        answer = request(root, "/tokenize", {"model": model, **text})
-    except BackendError:
-        return None
-    found = answer.get("tokens") if isinstance(answer, dict) else None
+    found = asked(above(options), "/tokenize", {"model": model, **text}).get("tokens")
     # llama.cpp knows no conversations there and makes nothing of one
     return [int(token) for token in found] if isinstance(found, list) and found else None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ditto_core.backends.openai.openai_options import OpenAIOptions
-from ditto_core.backends.openai.server import next_logprobs, served_model, tokenized
+from ditto_core.backends.openai.server import next_logprobs, served_model, tokenized, told
 from ditto_core.backends.packing import prompts
 from ditto_core.backends.served.forcing import LOGITS
 from ditto_core.session import SessionInfo, TapSink
@@ -29,7 +29,7 @@ class OpenAISession:
         self._model = served_model(self._options)
         self._vocabulary = vocabulary
         self._rows: list[list[int]] = []
-        facts = {"server": self._options.url, "served model": self._model}
+        facts = {"server": self._options.url, "served model": self._model, **told(self._options, self._model)}
         if 0 <= self._options.top < vocabulary:
             facts["log-probabilities"] = f"{self._options.top} of {vocabulary} tokens, the rest in equal shares"
         label = f"openai {self._model}"

@@ -32,7 +32,8 @@ PROVENANCE_FILE = "provenance.json"
 class Engine:
     """A built engine. ``taps`` are the sites it shows, ``refused`` those it could not (site -> reason).
 
-    ``partial``: it shows only what was not fused; see :class:`~ditto_core.backends.base.BuildReport`.
+    ``partial``: it shows only what was not fused; see :class:`~ditto_core.backends.base.BuildReport`. ``built_of`` is
+    the content of its model (:func:`~ditto_core.engines.origin.content_of`), empty where it is not known.
     """
 
     directory: Path
@@ -43,6 +44,7 @@ class Engine:
     facts: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
+    built_of: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -77,6 +79,7 @@ class Engine:
             "facts": dict(self.facts),
             "versions": dict(self.versions),
             "partial": self.partial,
+            "built_of": self.built_of,
         }
         (self.directory / MANIFEST_FILE).write_text(json.dumps(data, indent=1, default=str) + "\n")
 

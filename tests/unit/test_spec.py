@@ -62,6 +62,20 @@ def test_a_step_outside_the_profile_is_told_with_the_remedy():
         profile.check(1, 9, 0)
 
 
+def test_a_model_that_is_there_is_the_same_files_in_every_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    source = ModelSource.of("m")
+    assert source == ModelSource("./m/") == ModelSource(str(tmp_path / "m"))
+    assert source.label == ModelSource.of("a/m").label == "m"
+    assert EngineSpec.of("org/name").model.location == "org/name"
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/m", "a" * 5000, "a\0b"])
+def test_a_name_that_no_path_can_have_is_no_error_before_it_is_looked_up(name):
+    assert ModelSource.of(name).location == name
+
+
 def test_a_factory_is_labelled_by_its_name():
     def my_net():
         return None

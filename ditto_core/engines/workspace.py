@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import time
@@ -101,11 +100,9 @@ class Workspace:
         return self._digests[source]
 
     def _files_digest(self, source: ModelSource) -> str:
-        from ditto_core.model.checkpoint import IDENTITY_FILES, is_gguf, locate
+        from ditto_core.model.checkpoint import identity_of
 
-        path, patterns, memo = locate(source), IDENTITY_FILES, self.cache.memo
-        if is_gguf(path):
-            path, patterns = path.parent, (glob.escape(path.name),)
+        (path, patterns), memo = identity_of(source), self.cache.memo
         unread = memo.unread(matching(path, patterns))
         with self.progress(f"hashing {source.label}") if unread >= LONG else nullcontext():
             return directory_digest(path, patterns, memo)

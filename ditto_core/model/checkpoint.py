@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,12 @@ def locate(source: ModelSource) -> Path:
     if path.is_absolute() or source.location.startswith(("./", "../", "~")) or source.location.count("/") > 1:
         raise ModelError(f"model {source.location!r} is not there{near_path(path)}")
     return download(source)
+
+
+def identity_of(source: ModelSource) -> tuple[Path, tuple[str, ...]]:
+    """Return a directory, and the globs of the files in it that decide what a source computes."""
+    path = locate(source)
+    return (path.parent, (glob.escape(path.name),)) if is_gguf(path) else (path, IDENTITY_FILES)
 
 
 def download(source: ModelSource) -> Path:

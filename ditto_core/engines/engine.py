@@ -120,7 +120,9 @@ class Engine:
 
 
 def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:
-    """Inverse of :meth:`EngineSpec.to_json`, except that a factory is known by its name alone."""
+    """Inverse of :meth:`EngineSpec.to_json`, except that a factory is known by its name alone, and that code of a
+    model's own is not trusted: a person says so, no file does.
+    """
     model = ModelSource(
         location=data["model"]["location"] or data["model"]["factory"], revision=data["model"]["revision"]
     )

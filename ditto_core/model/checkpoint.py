@@ -25,9 +25,15 @@ def locate(source: ModelSource) -> Path:
     """Return the local directory of a source, or its GGUF file; a Hub id is looked up in the local Hub cache, then
     downloaded.
 
-    A directory with one GGUF file and no safetensors is that file. Raises :class:`ModelError` for one with several.
+    A directory with one GGUF file and no safetensors is that file. Raises :class:`ModelError` for one with several, and
+    for a revision of what lies here.
     """
     path = Path(source.location).expanduser()
+    if source.revision and path.exists():
+        raise ModelError(
+            f"model {source.location!r} lies on this disk and has no revision {source.revision!r}: leave the revision "
+            "out, or run where nothing has the Hub id's name"
+        )
     if path.is_file() and is_gguf(path):
         return path
     if path.is_dir():
@@ -134,7 +140,7 @@ def load_language(directory: Path, trust_remote_code: bool = False) -> Language:
     return Language(load_tokenizer(directory, trust_remote_code), vocab_size(config))
 
 
-def load_tokenizer(location: Path | str, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(location: Path | str, trust_remote_code: bool = False, revision: str = "") -> Any:
     """Return the tokenizer in a directory or a GGUF file, or of a Hub id, or None when there is none.
 
     One that brings code of its own and is not trusted counts as none: asked nothing, transformers would ask on stdin.
@@ -145,7 +151,8 @@ def load_tokenizer(location: Path | str, trust_remote_code: bool = False) -> Any
     path = Path(location)
     where = (path.parent, path.name) if is_gguf(path) and path.is_file() else (location, None)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where[0], gguf_file=where[1], trust_remote_code=trust_remote_code)
+        how = {"gguf_file": where[1], "trust_remote_code": trust_remote_code, "revision": revision or "main"}
+        tokenizer = AutoTokenizer.from_pretrained(where[0], **how)
     except (OSError, ValueError, KeyError):
         return None
     except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself for a damaged file

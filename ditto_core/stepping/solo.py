@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode,
 if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
     from ditto_core.session import Session
+    from ditto_core.spec import ModelSource
 
 
 def generate(
@@ -42,11 +44,12 @@ def generate(
     if steps < 1:
         raise UsageError(f"the output length is {steps}, expected at least 1")
     source = engine.spec.model
-    location = tokenizer_from or source.location
-    tokenizer = tokenizer_for(prompts, location, source.trust_remote_code)
+    if tokenizer_from:
+        source = replace(source, location=tokenizer_from, revision="")
+    tokenizer = tokenizer_for(prompts, source)
     batch: TokenBatch | SourceBatch
     if encodes:
-        batch = source_batch(location, prompts, tokenizer, inputs, steps)
+        batch = source_batch(source, prompts, tokenizer, inputs, steps)
     else:
         batch = encode(prompts, tokenizer=tokenizer)
         check_profile(engine, batch, steps)
@@ -68,18 +71,20 @@ def check_profile(engine: Engine, batch: TokenBatch, steps: int) -> None:
 
 
 def source_batch(
-    location: str,
+    source: ModelSource,
     prompts: Sequence[Prompt],
     tokenizer: Any,
     inputs: Mapping[str, torch.Tensor] | None,
     steps: int,
 ) -> SourceBatch:
-    """Return what an encoder-decoder in a directory encodes, and what its configurations say of its tokens."""
+    """Return what an encoder-decoder encodes, and what its configurations say of its tokens."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(location)
+    where, revision = source.location, source.revision or "main"
+    trust = source.trust_remote_code
+    config = transformers.AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=trust)
     try:
-        settings = transformers.GenerationConfig.from_pretrained(location)
+        settings = transformers.GenerationConfig.from_pretrained(where, revision=revision)
     except OSError:
         settings = transformers.GenerationConfig.from_model_config(config)
     takes = getattr(getattr(transformers, config.architectures[0]), "main_input_name", "input_ids")
@@ -121,10 +126,11 @@ def run(session: Session, batch: TokenBatch | SourceBatch, *, steps: int, dump: 
     return rows
 
 
-def tokenizer_for(prompts: Sequence[Prompt], location: str, trust_remote_code: bool) -> Any:
+def tokenizer_for(prompts: Sequence[Prompt], source: ModelSource) -> Any:
     """Load the tokenizer of a model directory or Hub id; None when no prompt is text and there is none."""
-    path = Path(location)
-    tokenizer = load_tokenizer((gguf_in(path) if path.is_dir() else None) or location, trust_remote_code)
+    location, path = source.location, Path(source.location)
+    where = (gguf_in(path) if path.is_dir() else None) or location
+    tokenizer = load_tokenizer(where, source.trust_remote_code, source.revision)
     if tokenizer is None and any(isinstance(prompt, str) and prompt for prompt in prompts):
         raise UsageError(f"no tokenizer at {location!r}: give --model DIR, or --input-ids")
     return tokenizer

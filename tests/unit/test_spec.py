@@ -55,6 +55,12 @@ def test_a_spec_survives_json():
     assert spec_from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
+def test_no_file_says_that_a_models_own_code_is_trusted():
+    spec = EngineSpec.of(ModelSource("org/name", revision="v1", trust_remote_code=True))
+    assert spec_from_json(spec.to_json()).model == ModelSource("org/name", revision="v1")
+    assert spec_from_json({**spec.to_json(), "trust_remote_code": True}).model.trust_remote_code is False
+
+
 def test_a_step_outside_the_profile_is_told_with_the_remedy():
     profile = ShapeProfile(length=Range(1, 4, 8))
     profile.check(1, 8, 0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from ditto_core.errors import UsageError, check_type, nearest, shown
@@ -110,13 +111,19 @@ class ModelSource:
 
     A factory takes no argument and returns a ``transformers`` decoder, or ``(module, example_inputs)`` where
     ``example_inputs`` maps the names of forward's parameters to tensors with a leading batch dimension.
-    Its identity in the cache is the content of the module's weights and code, not its name.
+    Its identity in the cache is the content of the module's weights and code, not its name. A location that is there is
+    made absolute: it names the same files in every working directory.
     """
 
     location: str = ""
     factory: Callable[[], Any] | None = None
     revision: str = ""
     trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        there = os.path.expanduser(self.location)  # noqa: PTH111 - a user who is unknown is no error here
+        if self.location and os.path.exists(there):  # noqa: PTH110 - nor is a name that no path can have
+            object.__setattr__(self, "location", str(Path(there).absolute()))
 
     @property
     def label(self) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ditto_core.cli.engine_options import InputIds, InputText, parse_ids
-from ditto_core.visible import lines
+from ditto_core.visible import lines, visible
 
 if TYPE_CHECKING:
     import torch
+
+    from ditto_core.engines.engine import Engine
 
 
 def command(
@@ -34,10 +37,32 @@ def command(
     from ditto_core.stepping.solo import generate
 
     engine = Engine.load(engine_dir)
+    check_model(engine, model)
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
     given = tensors_of(inputs)
     for text in generate(engine, prompts, steps=max_output_len, dump=dump_dir, tokenizer_from=model, inputs=given):
         typer.echo(lines(text))
+
+
+def check_model(engine: Engine, given: str) -> None:
+    """Look whether the model that the tokenizer comes from is what an engine was built of, where its files are here.
+
+    Says so for one that is ``given``. Raises :class:`UsageError` for the engine's own.
+    """
+    from ditto_core.cli import screen
+    from ditto_core.engines.origin import another_model
+    from ditto_core.errors import ModelError, UsageError
+    from ditto_core.spec import ModelSource
+
+    source = ModelSource.of(given) if given else engine.spec.model
+    problem = ""
+    if Path(source.location).exists():
+        with suppress(ModelError):  # a tokenizer needs no weights beside it
+            problem = another_model(engine, source, screen.workspace(None).digest)
+    if problem and not given:
+        raise UsageError(f"{problem}: build the engine again, or give --model DIR for the tokenizer")
+    if problem:
+        typer.echo(visible(f"ditto: {problem}"), err=True)
 
 
 def tensors_of(path: Path | None) -> Mapping[str, torch.Tensor] | None:

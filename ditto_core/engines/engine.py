@@ -33,7 +33,8 @@ PROVENANCE_FILE = "provenance.json"
 class Engine:
     """A built engine. ``taps`` are the sites it shows, ``refused`` those it could not (site -> reason).
 
-    ``partial``: it shows only what was not fused; see :class:`~ditto_core.backends.base.BuildReport`.
+    ``partial``: it shows only what was not fused; see :class:`~ditto_core.backends.base.BuildReport`. ``built_of`` is
+    the content of its model (:func:`~ditto_core.engines.origin.content_of`), empty where it is not known.
     """
 
     directory: Path
@@ -44,6 +45,7 @@ class Engine:
     facts: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
+    built_of: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -85,6 +87,7 @@ class Engine:
             "facts": dict(self.facts),
             "versions": dict(self.versions),
             "partial": self.partial,
+            "built_of": self.built_of,
         }
         (self.directory / MANIFEST_FILE).write_text(json.dumps(data, indent=1, default=str) + "\n")
 
@@ -125,7 +128,9 @@ class Engine:
 
 
 def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:
-    """Inverse of :meth:`EngineSpec.to_json`, except that a factory is known by its name alone."""
+    """Inverse of :meth:`EngineSpec.to_json`, except that a factory is known by its name alone, and that code of a
+    model's own is not trusted: a person says so, no file does.
+    """
     model = ModelSource(
         location=data["model"]["location"] or data["model"]["factory"], revision=data["model"]["revision"]
     )

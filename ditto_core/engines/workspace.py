@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import time
@@ -17,6 +16,7 @@ from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtif
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
 from ditto_core.engines.keys import content_key, dequantized_key, engine_key, graph_key, outline_key
+from ditto_core.engines.origin import content_of
 from ditto_core.errors import UsageError, check_type
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec, ModelSource
@@ -101,13 +101,11 @@ class Workspace:
         return self._digests[source]
 
     def _files_digest(self, source: ModelSource) -> str:
-        from ditto_core.model.checkpoint import IDENTITY_FILES, is_gguf, locate
+        from ditto_core.model.checkpoint import identity_of, locate
         from ditto_core.model.own_code import names_code
 
-        path, patterns, memo = locate(source), IDENTITY_FILES, self.cache.memo
-        runs_code = source.trust_remote_code and names_code(path)
-        if is_gguf(path):
-            path, patterns = path.parent, (glob.escape(path.name),)
+        (path, patterns), memo = identity_of(source), self.cache.memo
+        runs_code = source.trust_remote_code and names_code(locate(source))
         unread = memo.unread(matching(path, patterns))
         with self.progress(f"hashing {source.label}") if unread >= LONG else nullcontext():
             digest = directory_digest(path, patterns, memo)
@@ -246,7 +244,7 @@ class Workspace:
         key = engine_key(spec, backend, content)
         artifacts = self.artifacts / f"{spec.model.label}-{spec.label}" if self.artifacts else None
 
-        made = []
+        made, built_of = [], content_of(spec.model, self.digest)
 
         def make(directory: Path) -> None:
             made.append(directory)
@@ -255,11 +253,11 @@ class Workspace:
                 load = partial(self.model, spec.model, spec.attention)
                 engine = build_into(spec, exported, directory, artifacts, load, isolation)
             facts = {**engine.facts, "export": content, "build_seconds": round(time.perf_counter() - start, 3)}
-            replace(engine, facts=facts).save_manifest()
+            replace(engine, facts=facts, built_of=built_of).save_manifest()
 
         describe = {"model": spec.model.label, "engine": spec.label, "outputs": list(spec.outputs)}
         path = self.cache.get_or_build("engine", key, make, describe=describe, on_event=self.say)
-        engine = replace(Engine.load(path), spec=spec)
+        engine = replace(Engine.load(path), spec=spec, built_of=built_of)
         if artifacts is not None:
             write_artifacts(engine, exported, artifacts)
             if not made and isinstance(backend, WritesArtifacts):

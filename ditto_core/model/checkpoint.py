@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,9 +28,15 @@ def locate(source: ModelSource) -> Path:
     """Return the local directory of a source, or its GGUF file; a Hub id is looked up in the local Hub cache, then
     downloaded.
 
-    A directory with one GGUF file and no safetensors is that file. Raises :class:`ModelError` for one with several.
+    A directory with one GGUF file and no safetensors is that file. Raises :class:`ModelError` for one with several, and
+    for a revision of what lies here.
     """
     path = Path(source.location).expanduser()
+    if source.revision and path.exists():
+        raise ModelError(
+            f"model {source.location!r} lies on this disk and has no revision {source.revision!r}: leave the revision "
+            "out, or run where nothing has the Hub id's name"
+        )
     if is_gguf(path):
         return path
     if path.is_dir():
@@ -41,6 +48,12 @@ def locate(source: ModelSource) -> Path:
     if path.is_absolute() or source.location.startswith(("./", "../", "~")) or source.location.count("/") > 1:
         raise ModelError(f"model {source.location!r} is not there{near_path(path)}")
     return download(source)
+
+
+def identity_of(source: ModelSource) -> tuple[Path, tuple[str, ...]]:
+    """Return a directory, and the globs of the files in it that decide what a source computes."""
+    path = locate(source)
+    return (path.parent, (glob.escape(path.name),)) if is_gguf(path) else (path, IDENTITY_FILES)
 
 
 def download(source: ModelSource) -> Path:
@@ -162,7 +175,7 @@ def load_language(directory: Path, trust_remote_code: bool = False) -> Language:
     return Language(load_tokenizer(directory, trust_remote_code), vocab_size(config))
 
 
-def load_tokenizer(location: Path | str, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(location: Path | str, trust_remote_code: bool = False, revision: str = "") -> Any:
     """Return the tokenizer in a directory or a GGUF file, or of a Hub id, or None when there is none.
 
     One that brings code of its own and is not trusted counts as none: asked nothing, transformers would ask on stdin.
@@ -172,7 +185,8 @@ def load_tokenizer(location: Path | str, trust_remote_code: bool = False) -> Any
 
     try:
         with readable(location) as where:
-            tokenizer = AutoTokenizer.from_pretrained(**where, trust_remote_code=trust_remote_code)
+            how = {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
+            tokenizer = AutoTokenizer.from_pretrained(**where, **how)
     except (OSError, ValueError, KeyError):
         return None
     except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself for a damaged file

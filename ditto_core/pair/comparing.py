@@ -12,6 +12,7 @@ import torch
 from ditto_core.backends.base import backend_names
 from ditto_core.compare.comparison import Comparison
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
+from ditto_core.engines.origin import another_model
 from ditto_core.engines.workspace import Workspace, torch_threads
 from ditto_core.errors import UsageError, check_type, nearest
 from ditto_core.pair.inputs import rounded
@@ -44,7 +45,8 @@ def compare_engine(
     function that takes the model's inputs and returns its outputs, of which only these are compared. ``inputs``: one
     prompt or several for a decoder, else tensors by name (default: the examples). ``settings`` are those of
     :class:`~ditto_core.spec.EngineSpec` (``dtype``, ``outputs``, ``profile`` …) and
-    :class:`~ditto_core.pair.pair_options.PairOptions` (``tolerance``, ``reference``, ``localize`` …).
+    :class:`~ditto_core.pair.pair_options.PairOptions` (``tolerance``, ``reference``, ``localize`` …). A note says where
+    a folder's engine was built of another model.
 
     Raises :class:`~ditto_core.errors.UsageError` for settings or inputs that do not fit.
     """
@@ -56,20 +58,24 @@ def compare_engine(
     built = _built(engine)
     if built is not None and settings:
         raise UsageError(f"{engine} is built already: {', '.join(settings)} cannot be chosen any more")
+    note = ""
     if built is None:
         spec = EngineSpec.of(source(model), **_backend(str(engine)), **settings)
     else:
         spec = replace(built.spec, model=ModelSource.of(source(model)))  # a folder knows a module's name only
-        built = replace(built, spec=spec)
+        note = another_model(built, spec.model, workspace.digest)
+        built = replace(built, spec=spec, built_of="")
     pair = Pair(workspace, spec, options, built)
     try:
         if pair.sessions.model.decoder:
             if inputs is None or isinstance(inputs, Mapping):
                 raise UsageError(f"{spec.model.label} is a decoder: give a prompt, as text or token ids")
-            return pair.generate(inputs, max_new_tokens=max_new_tokens)
-        return pair.run(_by_name(inputs))
+            found = pair.generate(inputs, max_new_tokens=max_new_tokens)
+        else:
+            found = pair.run(_by_name(inputs))
     finally:
         pair.close()
+    return replace(found, notes=(*found.notes, note)) if note else found
 
 
 def source(model: Any) -> Any:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ditto_core.backends.base import ServesRequests, check_runs, get_backend
+from ditto_core.engines.origin import refuse_another_model
 from ditto_core.engines.staged import StagedSession, open_engine
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair_options import OWN_WEIGHTS
@@ -31,13 +32,16 @@ class Sessions:
     """Engine, engine without taps, reference, and the reference in the engine's dtype.
 
     ``built`` is an engine that exists already; else the workspace builds ``spec``'s. Raises
-    :class:`~ditto_core.errors.UsageError` for options that name a device which is not there.
+    :class:`~ditto_core.errors.UsageError` for options that name a device which is not there, and for an engine that was
+    built of another model.
     """
 
     def __init__(self, workspace: Workspace, spec: EngineSpec, options: PairOptions, built: Engine | None) -> None:
         check_device(options.device)
         self.workspace, self.spec = workspace, spec
         self._options, self._given = options, built
+        if built is not None:
+            refuse_another_model(built, spec.model, workspace.digest)
 
     @property
     def given(self) -> bool:

@@ -45,11 +45,12 @@ def generate(
     if steps < 1:
         raise UsageError(f"the output length is {steps}, expected at least 1")
     source = engine.spec.model
-    location = tokenizer_from or source.location
-    tokenizer = tokenizer_for(prompts, location, source.trust_remote_code)
+    if tokenizer_from:
+        source = replace(source, location=tokenizer_from, revision="")
+    tokenizer = tokenizer_for(prompts, source)
     batch: TokenBatch | SourceBatch
     if encodes:
-        batch = source_batch(replace(source, location=location), prompts, tokenizer, inputs, steps)
+        batch = source_batch(source, prompts, tokenizer, inputs, steps)
     else:
         batch = encode(prompts, tokenizer=tokenizer)
         check_profile(engine, batch, steps)
@@ -77,12 +78,14 @@ def source_batch(
     inputs: Mapping[str, torch.Tensor] | None,
     steps: int,
 ) -> SourceBatch:
-    """Return what an encoder-decoder in a directory encodes, and what its configurations say of its tokens."""
+    """Return what an encoder-decoder encodes, and what its configurations say of its tokens."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
+    where, revision = source.location, source.revision or "main"
+    trust = source.trust_remote_code
+    config = transformers.AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=trust)
     try:
-        settings = transformers.GenerationConfig.from_pretrained(source.location)
+        settings = transformers.GenerationConfig.from_pretrained(where, revision=revision)
     except OSError:
         settings = transformers.GenerationConfig.from_model_config(config)
     takes = getattr(model_class(source, config), "main_input_name", "input_ids")
@@ -124,10 +127,11 @@ def run(session: Session, batch: TokenBatch | SourceBatch, *, steps: int, dump: 
     return rows
 
 
-def tokenizer_for(prompts: Sequence[Prompt], location: str, trust_remote_code: bool) -> Any:
+def tokenizer_for(prompts: Sequence[Prompt], source: ModelSource) -> Any:
     """Load the tokenizer of a model directory or Hub id; None when no prompt is text and there is none."""
-    path = Path(location)
-    tokenizer = load_tokenizer((gguf_in(path) if path.is_dir() else None) or location, trust_remote_code)
+    location, path = source.location, Path(source.location)
+    where = (gguf_in(path) if path.is_dir() else None) or location
+    tokenizer = load_tokenizer(where, source.trust_remote_code, source.revision)
     if tokenizer is None and any(isinstance(prompt, str) and prompt for prompt in prompts):
         raise UsageError(f"no tokenizer at {location!r}: give --model DIR, or --input-ids")
     return tokenizer

@@ -1,5 +1,7 @@
 """``ditto_core.compare_engine``: one call for a script or a notebook."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -44,6 +46,12 @@ def test_an_engine_is_built_compared_and_shown_in_a_notebook(named, workspace, t
     assert ditto_core.compare_engine((named, EXAMPLES), engine.directory, workspace=workspace).sites == found.sites
     with pytest.raises(UsageError, match="dtype"):
         ditto_core.compare_engine((named, EXAMPLES), engine, dtype="float16", workspace=workspace)
+    assert not [note for note in found.notes if "another model" in note]
+    replace(engine, built_of="module " + "0" * 64).save_manifest()
+    (engine.directory / "digests.json").unlink()
+    noted = ditto_core.compare_engine((named, EXAMPLES), engine.directory, workspace=workspace)
+    assert noted
+    assert noted.notes[-1].endswith("was built of another model than Named is now")
 
 
 @pytest.mark.parametrize("selector", ["output", "body.2", "body"])

@@ -28,7 +28,7 @@ def case(arguments: str, body: str = "pass", model: str = "model=tiny_llama") ->
         ),
         (case("outputs='fx:mm_defalt'"), "*'fx:mm_defalt' matches no*"),
         (case("observer=False", model="'./no/such/model'"), "model './no/such/model' is not there"),
-        (case("observer=False", model="'.'"), "model directory '.' holds no weights (*.safetensors, *.gguf, *.bin)"),
+        (case("observer=False", model="'.'"), "model directory '/*' holds no weights (*.safetensors, *.gguf, *.bin)"),
         (case("dtype='bfloat16'"), "backend onnxruntime has no bfloat16, expected float32, float16, float64"),
         (case("", "ditto.run()"), "tiny_llama is a decoder: call generate(prompts) instead of run(inputs)"),
         (

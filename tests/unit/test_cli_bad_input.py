@@ -78,7 +78,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (("build", "no/such/model", "--profile", "batch=1,1,²"), "--profile got 'batch=1,1,²', expected DIM=MIN,OPT"),
         (("build", "no/such/model", "--option", "threads=²"), "option threads is '²', expected 0 to 1024"),
         (("build", "nowhere"), "model 'nowhere' is neither a local directory nor a Hub id"),
-        (("build", "dump.safetensors"), "'dump.safetensors' is a file, expected a directory, a GGUF file or a Hub id"),
+        (("build", "dump.safetensors"), "dump.safetensors' is a file, expected a directory, a GGUF file or a Hub id"),
         (("build", "https://host/model"), "model 'https://host/model' is not there"),
         (("build", "ends.py:model"), "ends.py cannot be imported: it ends the program"),
         (("report", "bytes.json"), "bytes.json is not a comparison ("),

@@ -241,7 +241,7 @@ def test_a_tokenizers_own_code_does_not_run_untrusted_whatever_stdin_says(tmp_pa
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     assert load_tokenizer(tmp_path) is None
-    assert tokenizer_for([[1]], str(tmp_path), False) is None
+    assert tokenizer_for([[1]], ModelSource(str(tmp_path))) is None
     assert not [*tmp_path.rglob("ran")]
     with suppress(Exception):  # the code makes no tokenizer that works; that it ran is what counts
         load_tokenizer(tmp_path, trust_remote_code=True)

@@ -55,11 +55,31 @@ def test_a_spec_survives_json():
     assert spec_from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
+def test_no_file_says_that_a_models_own_code_is_trusted():
+    spec = EngineSpec.of(ModelSource("org/name", revision="v1", trust_remote_code=True))
+    assert spec_from_json(spec.to_json()).model == ModelSource("org/name", revision="v1")
+    assert spec_from_json({**spec.to_json(), "trust_remote_code": True}).model.trust_remote_code is False
+
+
 def test_a_step_outside_the_profile_is_told_with_the_remedy():
     profile = ShapeProfile(length=Range(1, 4, 8))
     profile.check(1, 8, 0)
     with pytest.raises(UsageError, match=r"length 9, outside the engine's profile 1\.\.8; build with .*\(1, 4, 9\)"):
         profile.check(1, 9, 0)
+
+
+def test_a_model_that_is_there_is_the_same_files_in_every_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    source = ModelSource.of("m")
+    assert source == ModelSource("./m/") == ModelSource(str(tmp_path / "m"))
+    assert source.label == ModelSource.of("a/m").label == "m"
+    assert EngineSpec.of("org/name").model.location == "org/name"
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/m", "a" * 5000, "a\0b"])
+def test_a_name_that_no_path_can_have_is_no_error_before_it_is_looked_up(name):
+    assert ModelSource.of(name).location == name
 
 
 def test_a_factory_is_labelled_by_its_name():

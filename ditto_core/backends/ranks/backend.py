@@ -13,7 +13,7 @@ from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.eager import EagerSession
 from ditto_core.backends.ranks.ranks_options import RanksOptions
 from ditto_core.backends.ranks.session import RanksSession
-from ditto_core.backends.served.source import model_directory, resolve_model
+from ditto_core.backends.served.source import model_facts, served_model
 from ditto_core.errors import BackendError, SelectorError
 from ditto_core.model.examples import token_inputs
 from ditto_core.session import SessionInfo
@@ -58,14 +58,14 @@ class TensorParallelBackend:
 
         Nothing is built ahead: each session loads the model.
         """
-        manifest = {"model": model_directory(request, self.name), "shapes": shapes(request)}
+        manifest = {**model_facts(request, self.name), "shapes": shapes(request)}
         (request.directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         return BuildReport(request.taps)
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> RanksSession:
         """Load the model, a share on each rank."""
         manifest = json.loads((directory / MANIFEST).read_text())
-        place = Path(resolve_model(manifest["model"], directory))
+        place = Path(served_model(manifest, spec, directory))
         return RanksSession(spec, place, taps, RanksOptions.of(spec).ranks, manifest["shapes"], self._info(spec))
 
     def _info(self, spec: EngineSpec) -> SessionInfo:

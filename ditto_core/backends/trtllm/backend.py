@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.served.place import Place
-from ditto_core.backends.served.source import model_directory, resolve_model
+from ditto_core.backends.served.source import model_facts, served_model
 from ditto_core.backends.trtllm import detect, names
 from ditto_core.backends.trtllm.plan import RAW
 from ditto_core.backends.trtllm.trtllm_options import TrtllmOptions
@@ -77,12 +77,13 @@ class TrtllmBackend:
         from ditto_core.backends.trtllm.build import engine_config
 
         options = TrtllmOptions.of(request.spec)
-        model = model_directory(request, self.name)
+        facts = model_facts(request, self.name)
         engine = choose(options, detect.require())
-        (request.directory / MANIFEST).write_text(json.dumps({"engine": engine, "model": model}) + "\n")
+        (request.directory / MANIFEST).write_text(json.dumps({"engine": engine, **facts}) + "\n")
         if engine == "pytorch":
             return torch_report(request.taps)
         wanted, refused = requested(request.taps)
+        model = served_model(facts, request.spec, request.directory)
         report = run_build(request, options, model, {each.name: each.alias for each in wanted})
         taps, missing = delivered(wanted, report, engine_config(request.directory)["pretrained_config"])
         return BuildReport(taps, refused | missing, {"outputs": len(report["outputs"]), "builder": options.builder})
@@ -94,9 +95,8 @@ class TrtllmBackend:
 
         manifest = json.loads((directory / MANIFEST).read_text())
         if manifest["engine"] == "pytorch":
-            return TorchSession(
-                spec, resolve_model(manifest["model"], directory), taps, TrtllmOptions.of(spec).attn_backend
-            )
+            model = served_model(manifest, spec, directory)
+            return TorchSession(spec, model, taps, TrtllmOptions.of(spec).attn_backend)
         return EngineSession(spec, directory, taps)
 
 
@@ -158,7 +158,7 @@ def run_build(request: BuildRequest, options: TrtllmOptions, model: str, outputs
 
     order = Order(
         options.builder,
-        resolve_model(model, request.directory),
+        model,
         options.checkpoint,
         request.spec.dtype,
         str(request.directory),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.backends.base import BuildReport, BuildRequest
-from ditto_core.backends.served.source import model_directory, resolve_model
+from ditto_core.backends.served.source import model_facts, served_model
 from ditto_core.backends.vllm import serving
 from ditto_core.backends.vllm.names import place_of
 from ditto_core.backends.vllm.vllm_options import VllmOptions
@@ -61,11 +61,11 @@ class VllmBackend:
     def build(self, request: BuildRequest) -> BuildReport:
         """Find the taps among the modules that run. vLLM builds nothing ahead: each session loads the model."""
         spec, directory = request.spec, request.directory
-        model = VllmOptions.of(spec).checkpoint or model_directory(request, self.name)
-        (directory / MANIFEST).write_text(json.dumps({"model": model}) + "\n")
+        facts = {} if VllmOptions.of(spec).checkpoint else model_facts(request, self.name)
+        (directory / MANIFEST).write_text(json.dumps(facts) + "\n")
         if not request.taps:
             return BuildReport((), {}, {"compiled": not VllmOptions.of(spec).eager(tapped=False)})
-        llm = serving.start(spec, resolve_model(model, directory), tapped=True)
+        llm = serving.start(spec, model_of(spec, directory), tapped=True)
         try:
             modules = serving.explore(llm)
         finally:
@@ -77,14 +77,14 @@ class VllmBackend:
         """Load the model into a vLLM engine in this process."""
         from ditto_core.backends.vllm.session import VllmSession
 
-        model = resolve_model(json.loads((directory / MANIFEST).read_text())["model"], directory)
+        model = model_of(spec, directory)
         return VllmSession(spec, model, taps)
 
     def open_requests(self, spec: EngineSpec, directory: Path) -> TakesRequests:
         """Load the model as it is served: prefixes cached, prompts cut, and blocks for one request of full length."""
         from ditto_core.backends.vllm.requests import VllmRequests
 
-        model = resolve_model(json.loads((directory / MANIFEST).read_text())["model"], directory)
+        model = model_of(spec, directory)
         limit = serving.limit(spec, model)
         block = block_size(spec)
         settings = {
@@ -95,6 +95,12 @@ class VllmBackend:
         }
         options = tuple(sorted({**settings, **dict(spec.options)}.items()))
         return VllmRequests(replace(spec, options=options), model)
+
+
+def model_of(spec: EngineSpec, directory: Path) -> str:
+    """Return the directory that vLLM loads: the checkpoint of the options, or the model."""
+    manifest = json.loads((directory / MANIFEST).read_text())
+    return VllmOptions.of(spec).checkpoint or served_model(manifest, spec, directory)
 
 
 def block_size(spec: EngineSpec) -> int:

@@ -1,0 +1,72 @@
+"""An engine remembers what its model was: another one at the same place is refused, or said where a person named it."""
+
+import pytest
+
+from ditto_core.cache import Cache
+from ditto_core.cli.answers import opened
+from ditto_core.cli.localize import localize_engine
+from ditto_core.cli.run import check_model
+from ditto_core.engines.engine import Engine
+from ditto_core.engines.origin import another_model, content_of
+from ditto_core.engines.workspace import Workspace
+from ditto_core.errors import UsageError
+from ditto_core.pair.pair import Pair
+from ditto_core.spec import EngineSpec, ModelSource
+
+
+def write_model(folder, weights):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return ModelSource(str(folder))
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """Return workspaces that share a cache, as commands do."""
+    return lambda: Workspace(Cache(tmp_path / "cache"))
+
+
+@pytest.fixture
+def engine(tmp_path, fresh):
+    """Return an engine whose model was overwritten since."""
+    source, directory = write_model(tmp_path / "m", b"first"), tmp_path / "engine"
+    directory.mkdir()
+    Engine(directory, EngineSpec.of(source), (), True, built_of=content_of(source, fresh().digest)).save_manifest()
+    Pair(fresh(), Engine.load(directory).spec, engine=Engine.load(directory))
+    write_model(tmp_path / "m", b"other")
+    return Engine.load(directory)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda workspace, engine: Pair(workspace, engine.spec, engine=engine),
+        lambda workspace, engine: localize_engine(workspace, engine.directory, ["text"], 1),
+        lambda workspace, engine: opened(workspace, str(engine.directory), {}),
+        lambda workspace, engine: check_model(engine, ""),
+    ],
+    ids=["pair", "localize", "answers", "run"],
+)
+def test_an_engine_whose_model_was_overwritten_is_refused_in_one_line(use, engine, fresh):
+    with pytest.raises(UsageError, match=r"was built of another model than .*/m is now: build the engine again"):
+        use(fresh(), engine)
+
+
+def test_a_model_that_is_named_is_said_to_be_another(engine, fresh, tmp_path, capsys):
+    write_model(tmp_path / "moved", b"first")
+    check_model(engine, str(tmp_path / "moved"))
+    assert not capsys.readouterr().err
+    check_model(engine, str(tmp_path / "m"))
+    assert "was built of another model than" in capsys.readouterr().err
+
+
+def test_a_tokenizer_without_weights_and_a_model_elsewhere_are_taken(engine, tmp_path):
+    (tmp_path / "m" / "model.safetensors").unlink()
+    check_model(engine, "")
+    (tmp_path / "m").rename(tmp_path / "gone")
+    check_model(engine, "")
+
+
+def test_files_and_code_are_not_told_apart_by_their_digests(engine, fresh):
+    assert another_model(engine, ModelSource(factory=dict), fresh().digest) == ""

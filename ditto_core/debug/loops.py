@@ -14,7 +14,7 @@ import numpy as np
 from ditto_core.debug.builds import Builder, tactics_file
 from ditto_core.debug.check import Check, Verdict
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say, Until
-from ditto_core.debug.oracle import digest, distance
+from ditto_core.debug.oracle import digest, distance, model_digest
 from ditto_core.errors import UsageError
 from ditto_core.graphs.graph import Arrays, Graph
 from ditto_core.system.fingerprint import fingerprint, hash_file
@@ -140,7 +140,7 @@ class BuildLoop:
         check = self.iteration.check
         feed, good = ({name: digest(array) for name, array in sorted(v.items())} for v in (self.feed, self.expected))
         how = check.to_json() if check else [self.tolerance, good]
-        return fingerprint("build", hash_file(self.model), self.builder.name, vars(self.builder), feed, how)
+        return fingerprint("build", model_digest(self.model), self.builder.name, vars(self.builder), feed, how)
 
     def _from_first(self, index: int, values: Arrays) -> dict[str, str]:
         path = self.iteration.art_dir / FIRST_OUTPUTS

@@ -14,6 +14,7 @@ from onnx import TensorProto, numpy_helper
 from ditto_core.cache import link_or_copy
 from ditto_core.errors import UsageError, first_line
 from ditto_core.system.files import regular
+from ditto_core.system.fingerprint import hash_file
 
 LARGEST = 1_500_000_000
 """Bytes of weights from which a file keeps them beside the graph: protobuf ends at 2 GB."""
@@ -38,6 +39,15 @@ def read_graph(path: Path) -> onnx.ModelProto:
 def weights_files(model: onnx.ModelProto) -> set[str]:
     """Return the files beside a graph that hold its weights, relative to its folder."""
     return {e.value for t in stored_tensors(model.graph) for e in t.external_data if e.key == "location"}
+
+
+def file_digests(path: Path, model: onnx.ModelProto | None = None) -> dict[str, str]:
+    """Return the SHA-256 (hex) of an ONNX file, and of the files that hold its weights, by name.
+
+    Raises as :func:`read_graph` does, and ``OSError`` when a weights file is missing.
+    """
+    names = sorted(weights_files(read_graph(path) if model is None else model))
+    return {name: hash_file(path.parent / name) for name in (path.name, *names)}
 
 
 def read_model(path: Path) -> onnx.ModelProto:

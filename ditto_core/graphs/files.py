@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
@@ -103,12 +104,16 @@ def place_weights(model: onnx.ModelProto, source: Path, target: Path, *, copy: b
     """Put the weights files that a model names into the folder ``target``, beside the file that will hold its graph.
 
     They are hard links to those in the folder ``source`` where that is possible, so neither may be written to;
-    ``copy`` makes files of their own, for libraries that refuse links. Files that are there stay.
+    ``copy`` makes files of their own, for libraries that refuse links. Raises :class:`UsageError` where another file of
+    that name is there: it may be another graph's.
     """
     for name in sorted(weights_files(model)):
-        if not (target / name).exists():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (shutil.copyfile if copy else link_or_copy)(source / name, target / name)
+        ours, theirs = source / name, target / name
+        if not theirs.exists():
+            theirs.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copyfile if copy else link_or_copy)(ours, theirs)
+        elif not (ours.samefile(theirs) or filecmp.cmp(ours, theirs, shallow=False)):
+            raise UsageError(f"{theirs} holds other weights than {ours}: remove it, or write into another folder")
 
 
 def save(model: onnx.ModelProto, path: Path) -> None:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.align.exact import exact_graph, readable_graph
@@ -119,8 +119,9 @@ class OnnxFile:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """onnxruntime-genai's configuration of the decoder, empty where there is none beside the file."""
-        return decoder_settings(self.path.parent)
+        """onnxruntime-genai's configuration of the decoder, empty where there is none, or another file's, beside it."""
+        found = decoder_settings(self.path.parent)
+        return found if PurePath(str(found.get("filename") or self.path.name)).name == self.path.name else {}
 
     def copy(self) -> onnx.ModelProto:
         """Return the graph to be changed; the weights are still where they were."""

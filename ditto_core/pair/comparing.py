@@ -85,13 +85,13 @@ def _built(engine: Any) -> Engine | None:
     return Engine.load(engine) if not _named(engine) and (Path(engine) / MANIFEST_FILE).is_file() else None
 
 
-def _named(engine: str | Path) -> str:
+def _named(engine: Any) -> str:
     """Return the backend that a text names, or an empty string; ``./`` makes it a path."""
     name = parse_backend(engine) if isinstance(engine, str) else ""
     return name if name in backend_names() else ""
 
 
-def _backend(engine: str | Path) -> dict[str, str]:
+def _backend(engine: Any) -> dict[str, str]:
     """Return what a spec calls an engine: the name of a backend, or a file of another tool."""
     if name := _named(engine):
         return {"backend": name}

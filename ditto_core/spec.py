@@ -220,8 +220,10 @@ class EngineSpec:
         if not isinstance(options, Mapping | tuple):
             raise UsageError(f"options is {options!r}, expected a table such as {{'quantize': 'int8'}}")
         if engine is not None:
-            fields["backend"] = FILE_BACKENDS.get(PurePath(str(engine)).suffix, ENGINE_FILE_BACKEND)
-            options = {**dict(options), "file": str(engine)}
+            fields["backend"] = backend_of_file(str(engine), fields.get("backend"))
+            options = {"file": str(engine), **dict(options)}
+            if options["file"] != str(engine):
+                raise UsageError(f"engine is {str(engine)!r} and options' file {options['file']!r}, expected one")
         if isinstance(options, Mapping):
             if odd := [name for name in options if not isinstance(name, str)]:
                 raise UsageError(f"options has {odd[0]!r}, expected names such as 'quantize'")
@@ -336,6 +338,14 @@ def parse_backend(name: str) -> str:
     if not isinstance(name, str):
         raise UsageError(f"backend is {name!r}, expected a name such as 'onnxruntime'")
     return BACKEND_ALIASES.get(name, name)
+
+
+def backend_of_file(engine: str, given: str | None) -> str:
+    """Return the backend that runs an engine file. Raises :class:`UsageError` where another one is given."""
+    found = FILE_BACKENDS.get(PurePath(engine).suffix, ENGINE_FILE_BACKEND)
+    if given is not None and parse_backend(given) not in (found, EngineSpec.backend):
+        raise UsageError(f"engine {engine!r} is run by {found}, expected no backend beside it, not {given!r}")
+    return found
 
 
 def parse_outputs(outputs: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

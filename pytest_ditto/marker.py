@@ -91,12 +91,12 @@ def variants(arguments: Mapping[str, Any], only: str | None) -> list[Variant]:
     """Return what a test is parametrized over: nothing unless ``backend`` or ``dtype`` is a list.
 
     ``only`` names the one backend to keep, or, where the marker names a single one, to use in its place. The result
-    can be empty then for a list that does not have it.
+    can be empty then for a list that does not have it. An engine file has a backend of its own.
     """
     from ditto_core.spec import parse_backend, parse_dtype
 
     backends = [*dict.fromkeys(map(parse_backend, listed("backend", arguments)))]
-    if only is not None:
+    if only is not None and arguments.get("engine") is None:
         backends = [only] if not is_list(arguments.get("backend")) or only in backends else []
     dtypes = dict.fromkeys(map(parse_dtype, listed("dtype", arguments)))
     return [(backend, dtype) for backend in backends for dtype in dtypes]
@@ -206,7 +206,7 @@ def read(item: pytest.Item) -> Wanted:
     variant = getattr(item, "callspec", None) and item.callspec.params.get(VARIANT)  # type: ignore[attr-defined]
     if variant:
         arguments |= dict(zip(LISTS, variant, strict=True))
-    elif options.backend:
+    elif options.backend and arguments.get("engine") is None:
         arguments["backend"] = options.backend
     if parametrized(arguments):  # parametrization has given up on it: raise what it met
         variants(arguments, options.backend)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ditto_core.align.alignment import Alignment
-from ditto_core.align.file import OnnxFile, ask_fused, show
+from ditto_core.align.file import CONFIG, OnnxFile, ask_fused, show
 from ditto_core.align.making import align
 from ditto_core.align.pieces import own_weights
 from ditto_core.align.rounding import rounded
@@ -55,11 +55,12 @@ class FileBackend:
         return {"onnxruntime": load_library().__version__, **found}
 
     def content(self, spec: EngineSpec) -> dict[str, str]:
-        """Return the digests of the file, its weights and its map. Part of the cache key."""
-        from ditto_core.system.fingerprint import hash_file
+        """Return the digests of the file, its weights, its configuration and its map. Part of the cache key."""
+        from ditto_core.system.fingerprint import fingerprint, hash_file
 
-        digest = OnnxFile(spec.option("file")).digest
-        return {**digest, **({"map": hash_file(Path(spec.option("map")))} if spec.option("map") else {})}
+        file, found = OnnxFile(spec.option("file")), spec.option("map")
+        settings = {CONFIG: fingerprint(file.settings)} if file.settings else {}
+        return {**file.digest, **settings, **({"map": hash_file(Path(found))} if found else {})}
 
     def own_models(self, spec: EngineSpec, model: LoadedModel) -> tuple[LoadedModel, LoadedModel]:
         """Return the model with the file's quantized weights, and the same that rounds as the file's operators do."""

@@ -7,16 +7,15 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.align.exact import exact_graph, readable_graph
 from ditto_core.backends.onnxruntime import load_library
 from ditto_core.errors import BuildError, UsageError, first_line
-from ditto_core.graphs.files import place_weights, read_graph, weights_files
+from ditto_core.graphs.files import file_digests, place_weights, read_graph, weights_files
 from ditto_core.graphs.graph import shape_of
 from ditto_core.system.files import parse_json, read_text
-from ditto_core.system.fingerprint import hash_file
 
 if TYPE_CHECKING:
     import onnx
@@ -89,7 +88,7 @@ class OnnxFile:
     @cached_property
     def digest(self) -> dict[str, str]:
         """SHA-256 (hex) of the file and of its weights, by name."""
-        return {name: hash_file(self.path.parent / name) for name in (self.path.name, *self.weights)}
+        return file_digests(self.path, self.model)
 
     @cached_property
     def quantization(self) -> str:
@@ -120,8 +119,9 @@ class OnnxFile:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """onnxruntime-genai's configuration of the decoder, empty where there is none beside the file."""
-        return decoder_settings(self.path.parent)
+        """onnxruntime-genai's configuration of the decoder, empty where there is none, or another file's, beside it."""
+        found = decoder_settings(self.path.parent)
+        return found if PurePath(str(found.get("filename") or self.path.name)).name == self.path.name else {}
 
     def copy(self) -> onnx.ModelProto:
         """Return the graph to be changed; the weights are still where they were."""

@@ -131,8 +131,8 @@ class WritesArtifacts(Protocol):
 
 
 @runtime_checkable
-class RunsFile(Protocol):
-    """A backend whose engine is a file that is there already."""
+class HasContent(Protocol):
+    """A backend whose engine is, or is made of, files that are there already."""
 
     def content(self, spec: EngineSpec) -> dict[str, str]:
         """Return the SHA-256 (hex) of what the engine is made of beside the model, by name. Part of the cache key."""

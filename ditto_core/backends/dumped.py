@@ -12,7 +12,7 @@ from ditto_core.backends.packing import new_tokens, to_rows
 from ditto_core.backends.recorded import differs
 from ditto_core.dumps import Dump, open_dump
 from ditto_core.dumps.namemap import Entry, NameMap, check_rules
-from ditto_core.errors import RunError, TraceError
+from ditto_core.errors import RunError, TraceError, UsageError
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 
@@ -80,13 +80,19 @@ class DumpSession:
         """Nothing is held open."""
 
     def _entries(self, step: int) -> dict[str, Entry]:
-        """Return what a step has: site (or ``logits``) -> entry, in the taps' topological order."""
-        found = {}
+        """Return what a step has: site (or ``logits``) -> entry, in the taps' topological order.
+
+        Raises :class:`TraceError` when two different tensors are one tap.
+        """
+        found: dict[str, Entry] = {}
         for name, entry in self._names.entries(self._dump.names(step)).items():
-            if name in self._by_name:
-                found[self._by_name[name].site] = entry
-            elif name in self._finals:
-                found[name] = entry
+            tap = self._by_name.get(name)
+            site = tap.site if tap else name
+            if site in found and not alike(self._load(found[site]), self._load(entry)):
+                one, two = found[site].source, entry.source
+                raise TraceError(f"{self._dump.path}: {one!r} and {two!r} are both {site}: ignore one in a name map")
+            if tap or name in self._finals:
+                found[site] = entry
         return found
 
     def _load(self, entry: Entry) -> torch.Tensor:
@@ -134,14 +140,21 @@ def open_dumped(
     """Open a dump of any tool as the reference of an engine with ``taps`` and final ``outputs``.
 
     ``name_map`` is what :meth:`NameMap.of` takes; without one, ``names.json`` or ``names.toml`` in the dump's folder is
-    read. Raises :class:`TraceError` when the dump or the map is damaged, or no name of the dump is a tap's, and
-    :class:`UsageError` for a rule of ``name_map`` that is about no name of the dump.
+    read. Raises :class:`TraceError` when the dump or the map is damaged, or none or two of its names are a tap's, and
+    :class:`UsageError` for a rule of ``name_map`` that is about no name of the dump, and for two maps in its folder.
     """
-    beside = next((path / name for name in NAMES_FILES if (path / name).is_file()), None)
-    names, dump = NameMap.of(beside if name_map is None else name_map), open_dump(path)
+    names, dump = NameMap.of(names_file(path) if name_map is None else name_map), open_dump(path)
     if name_map is not None:
         check_rules(names, (dump,))
     return DumpSession(dump, taps, names, outputs)
+
+
+def names_file(path: Path) -> Path | None:
+    """Return the name map in a dump's folder. Raises :class:`UsageError` when there are two."""
+    found = [path / name for name in NAMES_FILES if (path / name).is_file()]
+    if len(found) > 1:
+        raise UsageError(f"{path} holds {' and '.join(NAMES_FILES)}, expected one: remove one, or give name_map=")
+    return found[0] if found else None
 
 
 def side(dump: Dump, name_map: NameMap) -> str:
@@ -167,3 +180,8 @@ def other_tokens(inputs: Mapping[str, torch.Tensor], recorded: torch.Tensor) -> 
         real = new_tokens(inputs["attention_mask"], given.shape[1]).cpu()
         given, recorded = given * real, recorded * real
     return differs(TOKENS, given, recorded)
+
+
+def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether two tensors hold the same numbers."""
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=0, atol=0, equal_nan=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from ditto_core.errors import ModelError, first_line, nearest
 from ditto_core.spec import ModelSource
+from ditto_core.system.fingerprint import fingerprint
 
 
 def read_model(text: str) -> ModelSource:
@@ -30,10 +32,37 @@ def read_model(text: str) -> ModelSource:
 def imported(where: str) -> ModuleType:
     """Import a file or a module, as a script in the working directory could. Raises :class:`ModelError`."""
     path = Path(where)
-    folder = path.parent if path.suffix == ".py" else Path()
-    sys.path.insert(0, str(folder.resolve()))
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        known = [sibling.name for sibling in path.parent.glob("*.py")]
+        raise ModelError(f"{where} cannot be imported: there is no such file{nearest(path.name, known)}")
+    sys.path.insert(0, str((path.parent if is_file else Path()).resolve()))
     try:
-        return importlib.import_module(path.stem if path.suffix == ".py" else where)
+        return of_file(path.resolve()) if is_file else importlib.import_module(where)
     except (Exception, SystemExit) as error:
         what = "it ends the program" if isinstance(error, SystemExit) else first_line(error)
         raise ModelError(f"{where} cannot be imported: {what}") from error
+
+
+def of_file(path: Path) -> ModuleType:
+    """Import a file in a folder of ``sys.path`` by its own name, so that child processes and its siblings find it too.
+
+    Where that name is another module's, it gets one from its path. Raises what the file raises.
+    """
+    if found_at(path.stem) == path:
+        return importlib.import_module(path.stem)
+    name = f"{path.stem}_{fingerprint(str(path))[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # as of every file that ends with .py
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def found_at(name: str) -> Path | None:
+    """Return the file that Python would import by a name."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).resolve() if spec is not None and spec.origin is not None else None

@@ -216,7 +216,7 @@ def opened(dump: Dump | Path | str, options: Mapping[str, Any]) -> Dump:
 
 
 def check_options(sides: Iterable[Dump | Path | str], options: Mapping[str, Any]) -> None:
-    """Raise :class:`UsageError` for an option that is set and that neither side's format has."""
+    """Raise :class:`UsageError` for an option that is set and that neither side's format has, or that is one run's."""
     wanted = [name for name, value in options.items() if value is not None]
     if not wanted:
         return
@@ -227,6 +227,10 @@ def check_options(sides: Iterable[Dump | Path | str], options: Mapping[str, Any]
             formats = " nor ".join(dict.fromkeys(form.name for form in forms))
             listed = ", ".join(sorted(known)) or "none"
             raise UsageError(f"a dump of format {formats} has no option {name!r} (options: {listed})")
+    if "debug_buffer" in wanted and [form.name for form in forms] == ["etdump", "etdump"]:
+        raise UsageError(
+            "debug_buffer is given once for two ETDumps: give each a folder with its own, or open_dump() of each side"
+        )
 
 
 def no_match(pairs: DumpPairs, match: StepMatch) -> str:

@@ -148,6 +148,12 @@ def write_tactics(path: Path, library: str, layers: Mapping[str, str], timings: 
     tactics_file(path).write_text(json.dumps(data, indent=1) + "\n")
 
 
+def sign_tactics(path: Path, search: str) -> None:
+    """Write into the tactics of an engine file which search built it."""
+    file = tactics_file(path)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "search": search}, indent=1) + "\n")
+
+
 def tactics_file(path: Path) -> Path:
     """Return where the tactics of an engine file are."""
     return path.with_name(path.stem + TACTICS_SUFFIX)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ditto_core.debug.builds import Builder, tactics_file
+from ditto_core.debug.builds import Builder, sign_tactics, tactics_file
 from ditto_core.debug.check import Check, Verdict
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say, Until
-from ditto_core.debug.oracle import digest, distance
+from ditto_core.debug.oracle import digest, distance, model_digest
 from ditto_core.errors import UsageError
 from ditto_core.graphs.graph import Arrays, Graph
 from ditto_core.system.fingerprint import fingerprint, hash_file
@@ -107,8 +107,8 @@ class BuildLoop:
         tactics = tactics_file(path)
         artifacts = (path, tactics, *self.iteration.artifacts)
         options = replace(self.iteration, iter_artifact=path, artifacts=artifacts)
-        with Iterations(options, self.identity(), say, (tactics,)) as iterations:
-            verdicts = loop(iterations, until, self.build, f"{self.builder.name} build")
+        with Iterations(options, search := self.identity(), say, (tactics,)) as iterations:
+            verdicts = loop(iterations, until, partial(self.build, search), f"{self.builder.name} build")
         (self.iteration.art_dir / FIRST_OUTPUTS).unlink(missing_ok=True)
         return Tally(verdicts, spread(verdicts), len({v.facts["digest"] for v in verdicts if "digest" in v.facts}))
 
@@ -117,9 +117,10 @@ class BuildLoop:
         """The file that each build writes."""
         return self.iteration.iter_artifact or Path(f"polygraphy_debug{self.builder.suffix}")
 
-    def build(self, index: int) -> Made:
+    def build(self, search: str, index: int) -> Made:
         """Build once and judge it."""
         values = self.builder.build(self.path, self.feed, tuple(Graph.load(self.model).outputs))
+        sign_tactics(self.path, search)
         facts: dict[str, Any] = {"digest": hash_file(self.path)}
         if values is not None:
             facts["from_first"] = self._from_first(index, values)
@@ -140,7 +141,7 @@ class BuildLoop:
         check = self.iteration.check
         feed, good = ({name: digest(array) for name, array in sorted(v.items())} for v in (self.feed, self.expected))
         how = check.to_json() if check else [self.tolerance, good]
-        return fingerprint("build", hash_file(self.model), self.builder.name, vars(self.builder), feed, how)
+        return fingerprint("build", model_digest(self.model), self.builder.name, vars(self.builder), feed, how)
 
     def _from_first(self, index: int, values: Arrays) -> dict[str, str]:
         path = self.iteration.art_dir / FIRST_OUTPUTS

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,8 +16,10 @@ import torch
 from ditto_core.compare.metrics import ShapeMismatch, measure
 from ditto_core.debug.evaluate import evaluate, widen
 from ditto_core.errors import UsageError
+from ditto_core.graphs.files import file_digests
 from ditto_core.graphs.graph import Arrays, Graph
 from ditto_core.graphs.precision import fitted
+from ditto_core.system.fingerprint import fingerprint
 
 Ranking = Mapping[int, float]
 """Node (position in the graph) -> rel-L2 of its local error, worst output; nodes that could not be rated are absent."""
@@ -180,3 +183,8 @@ def digest(content: Any) -> str:
     """Return the SHA-256 of an array's or a model's bytes."""
     data = content.SerializeToString() if isinstance(content, onnx.ModelProto) else content.tobytes()
     return hashlib.sha256(data).hexdigest()
+
+
+def model_digest(path: Path) -> str:
+    """Return the digest of an ONNX file with its weights, under whatever name it lies."""
+    return fingerprint(*file_digests(path).values())

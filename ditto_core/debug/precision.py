@@ -20,7 +20,7 @@ from ditto_core.debug.evaluate import capture, evaluate
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
 from ditto_core.debug.mixed import LOW, Mixer
-from ditto_core.debug.oracle import digest, distance, exploded, main_dtype, suspects, tensor
+from ditto_core.debug.oracle import digest, distance, exploded, main_dtype, model_digest, suspects, tensor
 from ditto_core.debug.reduce import EXPECTED_SUFFIX, INPUTS_SUFFIX
 from ditto_core.debug.trials import Elsewhere, Judge, PrecisionOptions
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
@@ -29,7 +29,7 @@ from ditto_core.graphs.files import save
 from ditto_core.graphs.graph import Graph
 from ditto_core.graphs.nodes import described
 from ditto_core.graphs.precision import fitted
-from ditto_core.system.fingerprint import fingerprint, hash_file
+from ditto_core.system.fingerprint import fingerprint
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class PrecisionSearch:
         good = options.reference.graph(self.graph)
         return fingerprint(
             "precision",
-            hash_file(options.model),
+            model_digest(options.model),
             {name: digest(array) for name, array in sorted(options.feed.items())},
             digest(good.model) if good is not None else "",
             options.keep,

@@ -17,13 +17,13 @@ from ditto_core.debug.check import Verdict
 from ditto_core.debug.evaluate import PLAIN, OnnxRuntime, capture
 from ditto_core.debug.iterations import IterationOptions, Iterations, Made, Say
 from ditto_core.debug.minimize import minimize
-from ditto_core.debug.oracle import Oracle, Reference, digest, distance, main_dtype, suspects, tensor
+from ditto_core.debug.oracle import Oracle, Reference, digest, distance, main_dtype, model_digest, suspects, tensor
 from ditto_core.dumps.polygraphy import save_inputs, save_outputs
 from ditto_core.errors import RunError, UsageError
 from ditto_core.graphs.files import save
 from ditto_core.graphs.graph import Arrays, Graph, NoTensorError
 from ditto_core.graphs.precision import fitted
-from ditto_core.system.fingerprint import fingerprint, hash_file
+from ditto_core.system.fingerprint import fingerprint
 
 INPUTS_SUFFIX, EXPECTED_SUFFIX = "_inputs.json", "_expected.json"
 
@@ -125,7 +125,7 @@ class Search:
         good = reference.graph(self.graph)
         return fingerprint(
             "reduce",
-            hash_file(self.options.model),
+            model_digest(self.options.model),
             [{n: digest(a) for n, a in sorted(arrays.items())} for arrays in (self.options.feed, reference.recorded)],
             None if good is None else fingerprint(digest(good.model)),
             check.to_json() if check else [self.tolerance, self.options.engine.to_json()],

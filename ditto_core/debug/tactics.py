@@ -58,12 +58,17 @@ class TacticsDifference:
 def diff_tactics(good: Path, bad: Path) -> TacticsDifference:
     """Compare two folders of tactics: those that `build` wrote, or JSON of TensorRT's engine inspector.
 
-    Raises :class:`UsageError` when either folder holds none.
+    Raises :class:`UsageError` when either folder holds none, or they hold those of several libraries or searches.
     """
     sides = {"good": read_folder(good), "bad": read_folder(bad)}
     libraries = {str(item.get("library", "")) for side in sides.values() for item in side}
     if len(libraries) > 1:
         raise UsageError(f"{good} and {bad} hold builds of {' and '.join(sorted(libraries))}, expected one of them")
+    if (searches := len({item.get("search") for side in sides.values() for item in side})) > 1:
+        raise UsageError(
+            f"{good} and {bad} hold builds of {searches} searches, expected one: another model, option or check had "
+            "other verdicts (give each its --art-dir)"
+        )
     notes = [NO_TACTICS[name] for name in sorted(libraries) if name in NO_TACTICS]
     found = [choice for kind in KINDS for choice in only_bad(kind, sides["good"], sides["bad"])]
     found.sort(key=lambda choice: (-choice.bad, choice.kind, choice.key))

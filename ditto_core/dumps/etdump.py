@@ -64,8 +64,9 @@ def open_etdump(path: Path, etrecord: Path | str | None = None, debug_buffer: Pa
     """Open an ETDump, or the folder that holds one, as a dump of one step.
 
     Without ``etrecord`` and ``debug_buffer`` the files beside it are looked at: an archive that is an ETRecord, and
-    the one file with ``debug`` in its name. Raises :class:`TraceError` when there is more than one ETDump, no debug
-    buffer, a damaged file, or when the Inspector fails; :class:`BackendError` when ExecuTorch is not installed.
+    the one file with ``debug`` in its name, where the folder holds one ETDump. Raises :class:`TraceError` when there is
+    more than one ETDump, no debug buffer, a damaged file, or when the Inspector fails; :class:`BackendError` when
+    ExecuTorch is not installed.
     """
     files = located(path, etrecord, debug_buffer)
     record = files.etrecord
@@ -97,7 +98,7 @@ def located(path: Path, etrecord: Path | str | None, debug_buffer: Path | str | 
     if importlib.util.find_spec("executorch") is None:
         raise BackendError("reading an ETDump needs ExecuTorch: pip install 'pytest-ditto-engine[executorch]'")
     record = Path(etrecord) if etrecord else beside(found[0], is_etrecord)
-    buffer = Path(debug_buffer) if debug_buffer else beside(found[0], lambda p: "debug" in p.name)
+    buffer = Path(debug_buffer) if debug_buffer else own_buffer(found[0])
     if record and not is_etrecord(record):
         raise TraceError(f"{record} is not an ETRecord, or a damaged one")
     if buffer is None:
@@ -105,6 +106,17 @@ def located(path: Path, etrecord: Path | str | None, debug_buffer: Path | str | 
     if not buffer.is_file():
         raise TraceError(f"{buffer} does not exist: it should be the debug buffer of {found[0].name}")
     return Files(found[0], buffer, record)
+
+
+def own_buffer(etdump: Path) -> Path | None:
+    """Return the debug buffer beside an ETDump. Raises :class:`TraceError` where it may be another ETDump's."""
+    buffer, others = beside(etdump, lambda p: "debug" in p.name), etdumps(etdump.parent)
+    if buffer is not None and len(others) > 1:
+        raise TraceError(
+            f"{buffer} may be of any of {len(others)} ETDumps ({', '.join(p.name for p in others)}): name it with "
+            "debug_buffer= (--debug-buffer), or give each run a folder"
+        )
+    return buffer
 
 
 def open_pair(path: Path, etrecord: Path, debug_buffer: Path | str | None = None) -> tuple[Dump, Dump]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import Backend, RunsFile
+from ditto_core.backends.base import Backend, HasContent
 from ditto_core.errors import ModelError
 from ditto_core.system.fingerprint import fingerprint
 
@@ -54,7 +54,7 @@ def content_key(export: str, digest: str) -> str:
 def engine_key(spec: EngineSpec, backend: Backend, content: str) -> str:
     """Return the key of an engine; ``content`` as :func:`content_key` gives it."""
     facts = {name: value for name, value in spec.to_json().items() if name != "model"}  # the export has its content
-    own = backend.content(spec) if isinstance(backend, RunsFile) else {}
+    own = backend.content(spec) if isinstance(backend, HasContent) else {}
     return fingerprint(content, facts, {**backend.versions(), **own})
 
 

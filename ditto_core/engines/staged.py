@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import RunsFile, get_backend
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def open_engine(workspace: Workspace, engine: Engine, isolation: str = "", timeo
 def copy_engine(workspace: Workspace, engine: Engine, directory: Path) -> Engine:
     """Copy an engine out of the cache; that of a staged model with the engine of its later steps."""
     copied = engine.copy_to(directory)
-    if workspace.export(engine.spec).staged and not isinstance(get_backend(engine.spec.backend), RunsFile):
+    if workspace.export(engine.spec).staged and not engine.spec.option("file"):
         later_engine(workspace, engine).copy_to(directory / LATER)
     return copied
 
@@ -120,7 +119,7 @@ def later_engine(workspace: Workspace, engine: Engine, isolation: str = "") -> E
 
     Raises :class:`UsageError` for a file that is there already: it is one graph.
     """
-    if isinstance(get_backend(engine.spec.backend), RunsFile):
+    if engine.spec.option("file"):
         raise UsageError(f"{engine.spec.model.label} is run from one file, which has one step: call run(inputs)")
     known = workspace.export(engine.spec.later_steps({})).provenance
     taps = {}

@@ -242,7 +242,7 @@ class Workspace:
         has_graph = exported.onnx_path.exists()
         content = content_key(exported.directory.name, content_digest(exported.directory) if has_graph else "")
         key = engine_key(spec, backend, content)
-        artifacts = self.artifacts / f"{spec.model.label}-{spec.label}" if self.artifacts else None
+        artifacts = self.artifacts / folder_name(spec) if self.artifacts else None
 
         made, built_of = [], content_of(spec.model, self.digest)
 
@@ -322,6 +322,12 @@ def model_digest(model: LoadedModel) -> str:
 def size(model: LoadedModel) -> int:
     """Return the bytes of a model's parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*model.module.parameters(), *model.module.buffers()))
+
+
+def folder_name(spec: EngineSpec) -> str:
+    """Return the name of an engine's folder of artifacts: the engines of one test write into one each."""
+    kinds = {"later": spec.later, "untapped": not spec.outputs}
+    return "-".join((spec.model.label, spec.label, *(kind for kind, so in kinds.items() if so)))
 
 
 def description(spec: EngineSpec) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import check_runs
@@ -18,7 +17,7 @@ from ditto_core.gates.record import Record
 from ditto_core.gates.result import GateResult, Identity
 from ditto_core.gates.shards import WHOLE, Shard
 from ditto_core.gates.suite import Suite
-from ditto_core.pair.reference import check_reference, named_backend
+from ditto_core.pair.reference import check_reference, named_backend, recorded_at
 from ditto_core.spec import EngineSpec, parse_dtype
 from ditto_core.system.fingerprint import fingerprint
 from ditto_core.system.receipt import Receipt, make_receipt
@@ -91,7 +90,7 @@ def resolved(spec: EngineSpec, reference: Any) -> Any:
     if isinstance(reference, EngineSpec):
         return reference.untapped()
     check_reference(reference)
-    if Path(str(reference)).is_dir():
+    if recorded_at(reference):
         raise UsageError(f"a gate cannot run on the trace {reference}: it has one prompt's steps, not a suite's")
     built = named_backend(replace(spec, options=()), reference)
     return built if built is not None else str(reference)

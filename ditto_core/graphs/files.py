@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
@@ -14,6 +15,7 @@ from onnx import TensorProto, numpy_helper
 from ditto_core.cache import link_or_copy
 from ditto_core.errors import UsageError, first_line
 from ditto_core.system.files import regular
+from ditto_core.system.fingerprint import hash_file
 
 LARGEST = 1_500_000_000
 """Bytes of weights from which a file keeps them beside the graph: protobuf ends at 2 GB."""
@@ -38,6 +40,15 @@ def read_graph(path: Path) -> onnx.ModelProto:
 def weights_files(model: onnx.ModelProto) -> set[str]:
     """Return the files beside a graph that hold its weights, relative to its folder."""
     return {e.value for t in stored_tensors(model.graph) for e in t.external_data if e.key == "location"}
+
+
+def file_digests(path: Path, model: onnx.ModelProto | None = None) -> dict[str, str]:
+    """Return the SHA-256 (hex) of an ONNX file, and of the files that hold its weights, by name.
+
+    Raises as :func:`read_graph` does, and ``OSError`` when a weights file is missing.
+    """
+    names = sorted(weights_files(read_graph(path) if model is None else model))
+    return {name: hash_file(path.parent / name) for name in (path.name, *names)}
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -93,12 +104,16 @@ def place_weights(model: onnx.ModelProto, source: Path, target: Path, *, copy: b
     """Put the weights files that a model names into the folder ``target``, beside the file that will hold its graph.
 
     They are hard links to those in the folder ``source`` where that is possible, so neither may be written to;
-    ``copy`` makes files of their own, for libraries that refuse links. Files that are there stay.
+    ``copy`` makes files of their own, for libraries that refuse links. Raises :class:`UsageError` where another file of
+    that name is there: it may be another graph's.
     """
     for name in sorted(weights_files(model)):
-        if not (target / name).exists():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (shutil.copyfile if copy else link_or_copy)(source / name, target / name)
+        ours, theirs = source / name, target / name
+        if not theirs.exists():
+            theirs.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copyfile if copy else link_or_copy)(ours, theirs)
+        elif not (ours.samefile(theirs) or filecmp.cmp(ours, theirs, shallow=False)):
+            raise UsageError(f"{theirs} holds other weights than {ours}: remove it, or write into another folder")
 
 
 def save(model: onnx.ModelProto, path: Path) -> None:

@@ -60,7 +60,7 @@ def compare_engine(
         raise UsageError(f"{engine} is built already: {', '.join(settings)} cannot be chosen any more")
     note = ""
     if built is None:
-        spec = EngineSpec.of(source(model), **_backend(str(engine)), **settings)
+        spec = EngineSpec.of(source(model), **_backend(engine), **settings)
     else:
         spec = replace(built.spec, model=ModelSource.of(source(model)))  # a folder knows a module's name only
         note = another_model(built, spec.model, workspace.digest)
@@ -84,22 +84,27 @@ def source(model: Any) -> Any:
 
 
 def _built(engine: Any) -> Engine | None:
-    """Return an engine that exists; None for a backend's name and for a file of another tool."""
+    """Return an engine that exists; None for a backend's name, also where a folder has it, and for another tool's."""
     if isinstance(engine, Engine):
         return engine
     path_of(engine, "engine")
-    return Engine.load(engine) if (Path(engine) / MANIFEST_FILE).is_file() else None
+    return Engine.load(engine) if not _named(engine) and (Path(engine) / MANIFEST_FILE).is_file() else None
 
 
-def _backend(engine: str) -> dict[str, str]:
+def _named(engine: Any) -> str:
+    """Return the backend that a text names, or an empty string; ``./`` makes it a path."""
+    name = parse_backend(engine) if isinstance(engine, str) else ""
+    return name if name in backend_names() else ""
+
+
+def _backend(engine: Any) -> dict[str, str]:
     """Return what a spec calls an engine: the name of a backend, or a file of another tool."""
-    name, known = parse_backend(engine), backend_names()
-    if name in known:
+    if name := _named(engine):
         return {"backend": name}
     if not Path(engine).exists():
-        listed = ", ".join(known)
-        raise UsageError(f"engine {engine!r} is no path and no backend, expected {listed}{nearest(name, known)}")
-    return {"engine": engine}
+        listed, near = ", ".join(backend_names()), nearest(str(engine), backend_names())
+        raise UsageError(f"engine {str(engine)!r} is no path and no backend, expected {listed}{near}")
+    return {"engine": str(engine)}
 
 
 def _by_name(inputs: AnyInputs) -> Mapping[str, torch.Tensor] | None:

@@ -32,8 +32,8 @@ def open_reference(workspace: Workspace, spec: EngineSpec, engine: Engine, optio
     built = named_backend(spec, wanted)
     if built is not None:
         return open_engine(workspace, workspace.build(built))
-    if Path(str(wanted)).exists():
-        return open_recorded(Path(str(wanted)), engine, options, workspace.export(spec).finals)
+    if path := recorded_at(wanted):
+        return open_recorded(path, engine, options, workspace.export(spec).finals)
     _, _, dtype = str(wanted).partition(":")
     return workspace.eager(spec, engine.taps, dtype=parse_dtype(dtype) if dtype else "", device=options.device)
 
@@ -78,23 +78,38 @@ def named_backend(spec: EngineSpec, wanted: Any) -> EngineSpec | None:
         return wanted
     name, _, dtype = str(wanted).partition(":")
     name = parse_backend(name)
-    if name not in backend_names() or Path(str(wanted)).exists():
+    if name not in backend_names() or recorded_at(wanted):
         return None
     return replace(spec, backend=name, dtype=parse_dtype(dtype) if dtype else spec.dtype)
+
+
+def recorded_at(wanted: Any) -> Path | None:
+    """Return the path of a reference that is recorded. A text that is a known name is that; ``./`` makes it a path."""
+    if isinstance(wanted, EngineSpec):
+        return None
+    if isinstance(wanted, str) and parse_backend(wanted.partition(":")[0]) in known_names():
+        return None
+    path = Path(str(wanted))
+    return path if path.exists() else None
+
+
+def known_names() -> list[str]:
+    """Return the names of the references that are computed."""
+    return ["eager", OWN_WEIGHTS, *backend_names()]
 
 
 def check_reference(wanted: Any, name_map: Any = None) -> None:
     """Raise :class:`UsageError` when ``wanted`` names no reference, or no dump to map the names of. Loads nothing."""
     if wanted == OWN_WEIGHTS:
         return
-    recorded = not isinstance(wanted, EngineSpec) and Path(str(wanted)).exists()
-    if name_map is not None and not recorded:
+    recorded = recorded_at(wanted)
+    if name_map is not None and recorded is None:
         raise UsageError(f"name_map is given, but reference {str(wanted)!r} is no path of a dump")
-    if recorded or isinstance(wanted, EngineSpec):
+    if recorded is not None or isinstance(wanted, EngineSpec):
         return
     name, _, dtype = str(wanted).partition(":")
     name = parse_backend(name)
-    known = ["eager", OWN_WEIGHTS, *backend_names()]
+    known = known_names()
     if name not in known:
         raise UsageError(
             f"unknown reference {str(wanted)!r}, expected {', '.join(known)} (with ':' and one of "

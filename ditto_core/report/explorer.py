@@ -64,7 +64,8 @@ def annotate_onnx(comparison: Comparison, model: Path, path: Path) -> int:
     """Write ``model`` again with each result in the metadata of the node that computes it; return how many nodes.
 
     External weights are copied beside it, unless they are there already. Raises :class:`UsageError` when the file is
-    not ONNX or holds none of the compared values, :class:`TraceError` when it cannot be written.
+    not ONNX, holds none of the compared values, or other weights are there; :class:`TraceError` when it cannot be
+    written.
     """
     from ditto_core.system.atomic import write_atomic
     from ditto_core.system.files import writing

@@ -57,7 +57,7 @@ def test_a_model_without_code_of_its_own_has_classes_and_shapes_only():
     [
         ((f"{MODELS}:llama", "model.layer.*"), "selector 'model.layer.*' matches none of"),
         ((f"{MODELS}:lama",), "has no callable 'lama'; did you mean 'llama'?"),
-        (("nowhere.py:model",), "nowhere.py cannot be imported: No module named 'nowhere'"),
+        (("nowhere.py:model",), "nowhere.py cannot be imported: there is no such file"),
         (("./nowhere",), "model './nowhere' is not there"),
     ],
 )

@@ -64,6 +64,21 @@ def test_file(ditto): pass
     assert (spec.backend, spec.option("file"), spec.option("level")) == ("onnx-file", "exported/model.onnx", "basic")
 
 
+def test_no_option_gives_an_engine_file_another_backend(project):
+    found = collected(
+        project,
+        """
+@pytest.mark.ditto_engine(model=tiny_llama, engine="exported/model.onnx")
+def test_one(ditto): pass
+
+@pytest.mark.ditto_engine(model=tiny_llama, engine="exported/model.onnx", dtype=["float32", "float16"])
+def test_two(ditto): pass
+""",
+        "--ditto-backend=openvino",
+    )
+    assert [wanted.spec.backend for wanted in found.values()] == ["onnx-file"] * 3
+
+
 def test_model_is_a_hub_id_a_path_or_a_callable(project):
     found = collected(
         project,

@@ -25,6 +25,9 @@ def test_artifacts_dir_takes_readable_by_products(project):
     folder = project.path / "artifacts" / "tiny_llama-onnxruntime-float32"
     names = {path.name for path in folder.iterdir()}
     assert names == {"graph_module.py", "graph.txt", "provenance.json", "model.onnx", "build_config.json"}
+    folders = (folder, folder.with_name(f"{folder.name}-untapped"))
+    assert set(folder.parent.iterdir()) == set(folders)
+    assert [bool(json.loads((each / "build_config.json").read_text())["taps"]) for each in folders] == [True, False]
 
 
 def test_threads_hold_while_a_run_lasts_unless_the_marker_says(project):

@@ -11,12 +11,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import onnx
 import pytest
 import torch
 from junitparser import Failure, JUnitXml, Skipped
 from markdown_it import MarkdownIt
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import ditto_core.report
@@ -228,6 +229,23 @@ def test_onnx_of_another_model_is_refused(tmp_path, model):
         annotate_onnx(run, model, tmp_path / "out.onnx")
     with pytest.raises(UsageError, match="computes none of the 1 tensors"):
         overlay(run, model)
+
+
+def test_the_weights_of_another_onnx_file_are_neither_kept_nor_lost(tmp_path, model):
+    graph = onnx.load(str(model))
+    graph.graph.initializer.append(numpy_helper.from_array(np.full(4, 2.0, np.float32), "w"))
+    data = f"{model.name}.data"
+    onnx.save_model(graph, str(model), save_as_external_data=True, location=data, size_threshold=0)
+    out = tmp_path / "out" / "model.onnx"
+    out.parent.mkdir()
+    (out.parent / data).write_bytes(np.full(4, 99.0, np.float32).tobytes())
+    with pytest.raises(UsageError, match=rf"{data} holds other weights than .*: remove it"):
+        annotate_onnx(faulty(), model, out)
+    assert not out.exists()
+    (out.parent / data).unlink()
+    for _ in range(2):
+        annotate_onnx(faulty(), model, out)
+        assert numpy_helper.to_array(onnx.load(str(out)).graph.initializer[0]).tolist() == [2.0] * 4
 
 
 def test_figure_shows_error_and_heat_map(run):

@@ -26,11 +26,19 @@ def test_dtype_aliases_are_one_spec():
         ({"outputs": 5}, r"outputs is 5, expected a selector such as 'model.layers.\*', several, or a table"),
         ({"aliases": 3}, r"aliases is 3, expected pairs \(raw name, alias\)"),
         ({"opset": "x"}, "opset is 'x', expected a number such as 20"),
+        ({"engine": "a.onnx", "backend": "openvino"}, r"'a\.onnx' is run by onnx-file, .* not 'openvino'"),
+        ({"engine": "a.onnx", "options": {"file": "b.onnx"}}, r"engine is 'a\.onnx' and options' file 'b\.onnx'"),
     ],
 )
 def test_bad_fields_are_named_with_the_nearest_choice(fields, message):
     with pytest.raises(UsageError, match=message):
         EngineSpec.of("m", **fields)
+
+
+@pytest.mark.parametrize("backend", [None, "ort", "onnxruntime", "onnx-file"])
+def test_an_engine_file_beside_the_default_backend_or_its_own_is_no_contradiction(backend):
+    spec = EngineSpec.of("m", engine="a.onnx", backend=backend, options={"file": "a.onnx", "level": "basic"})
+    assert (spec.backend, spec.option("file"), spec.option("level")) == ("onnx-file", "a.onnx", "basic")
 
 
 def test_an_empty_model_is_an_error():

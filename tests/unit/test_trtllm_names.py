@@ -256,7 +256,7 @@ def test_an_installation_without_tensorrt_does_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(detect, "installed", lambda name: "")
     with pytest.raises(BackendError, match="tensorrt itself is not installed"):
         TrtllmBackend().check_runs()
-    assert doctor.state(TrtllmBackend()).startswith("does not run here (tensorrt_llm 0.16.0;")
+    assert doctor.state(TrtllmBackend()).startswith("does not run here (tensorrt_llm 0.16.0,")
     monkeypatch.setattr(detect, "installed", lambda name: "10.7")
     assert doctor.state(TrtllmBackend()).startswith("ok (tensorrt_llm 0.16.0")
 

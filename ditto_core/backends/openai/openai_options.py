@@ -13,7 +13,7 @@ class OpenAIOptions:
     """Settings.
 
     ``url``: the server's address with its version, ``http://127.0.0.1:8000/v1``. ``model``: the name that the server
-    knows (default: its first). ``top``: log-probabilities asked for at each step, -1 for all of the vocabulary.
+    knows (default: its only one). ``top``: log-probabilities asked for at each step, -1 for all of the vocabulary.
     ``timeout`` of a request in seconds. ``key_variable``: the environment variable with the key, where one is needed.
     """
 

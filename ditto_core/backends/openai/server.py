@@ -37,15 +37,17 @@ def request(options: OpenAIOptions, path: str, body: Mapping[str, Any] | None = 
 
 
 def served_model(options: OpenAIOptions) -> str:
-    """Return the name of the model that is asked for, else of the server's first.
+    """Return the name of the model that is asked for, else of the only one that the server has.
 
-    Raises :class:`BackendError` when the server does not know it.
+    Raises :class:`BackendError` when the server does not know it, or has several of which none is asked for.
     """
     names = [str(each["id"]) for each in request(options, "/models").get("data", ())]
     if options.model and options.model not in names:
         raise BackendError(f"{options.url} serves no {options.model!r}, it serves {', '.join(names)}")
     if not names:
         raise BackendError(f"{options.url} serves no model")
+    if not options.model and len(names) > 1:
+        raise BackendError(f"{options.url} serves {', '.join(names)}: choose one with the option model")
     return options.model or names[0]
 
 

@@ -17,6 +17,8 @@ from ditto_core.errors import BackendError
 from ditto_core.session import Session
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, ShapeProfile
+from ditto_core.system.fingerprint import directory_digest
+from ditto_core.system.gpus import describe_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,10 +60,18 @@ class TrtllmBackend:
             raise BackendError("; ".join(detect.problems(found)))
 
     def versions(self) -> dict[str, str]:
-        """Versions of TensorRT-LLM and of what it builds with."""
+        """Versions of TensorRT-LLM and of what it builds with, GPU and driver: an engine is of one kind of GPU."""
         found = detect.require()
-        others = {name: detect.installed(name) for name in ("tensorrt", "torch")}
-        return {detect.PACKAGE: found.version, **{name: text for name, text in others.items() if text}}
+        others = {name: text for name in ("tensorrt", "torch") if (text := detect.installed(name))}
+        return {detect.PACKAGE: found.version, **others, **describe_gpu()}
+
+    def content(self, spec: EngineSpec) -> dict[str, str]:
+        """Return the digest of the converted checkpoint that is built from. Part of the cache key.
+
+        Raises :class:`~ditto_core.errors.ModelError` where there is none.
+        """
+        checkpoint = TrtllmOptions.of(spec).checkpoint
+        return {"checkpoint": directory_digest(Path(checkpoint))} if checkpoint else {}
 
     def raw_taps(self, name: str, alias: str) -> list[Tap]:
         """Return the tap of a name that is aliased, or that is TensorRT-LLM's own: module, layer, registered output."""

@@ -3,13 +3,15 @@
 import io
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalLM
 
+from ditto_core.backends.trtllm.backend import refuse_own_code
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
-from ditto_core.errors import ModelError
+from ditto_core.errors import BackendError, ModelError
 from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.model.own_code import model_class
 from ditto_core.spec import ModelSource
@@ -123,3 +125,11 @@ def test_generating_asks_nothing_on_stdin_about_a_configurations_own_code(tmp_pa
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         source_batch(ModelSource(str(tmp_path)), [[1]], None, None, 1)
+
+
+def test_a_builder_that_trusts_unasked_gets_no_untrusted_code(checkpoint, plain):
+    folder = checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM")
+    with pytest.raises(BackendError, match=r"not given to TensorRT-LLM's builder: it brings code of its own; read it"):
+        refuse_own_code(ModelSource(folder), Path(folder))
+    refuse_own_code(ModelSource(folder, trust_remote_code=True), Path(folder))
+    refuse_own_code(ModelSource(str(plain)), plain)

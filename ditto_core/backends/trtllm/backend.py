@@ -14,9 +14,10 @@ from ditto_core.backends.trtllm import detect, names
 from ditto_core.backends.trtllm.plan import RAW
 from ditto_core.backends.trtllm.trtllm_options import TrtllmOptions
 from ditto_core.errors import BackendError
+from ditto_core.model.own_code import names_code, untrusted
 from ditto_core.session import Session
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec, ShapeProfile
+from ditto_core.spec import EngineSpec, ModelSource, ShapeProfile
 from ditto_core.system.fingerprint import directory_digest
 from ditto_core.system.gpus import describe_gpu
 
@@ -94,6 +95,7 @@ class TrtllmBackend:
             return torch_report(request.taps)
         wanted, refused = requested(request.taps)
         model = served_model(facts, request.spec, request.directory)
+        refuse_own_code(request.spec.model, Path(model))
         report = run_build(request, options, model, {each.name: each.alias for each in wanted})
         taps, missing = delivered(wanted, report, engine_config(request.directory)["pretrained_config"])
         return BuildReport(taps, refused | missing, {"outputs": len(report["outputs"]), "builder": options.builder})
@@ -108,6 +110,15 @@ class TrtllmBackend:
             model = served_model(manifest, spec, directory)
             return TorchSession(spec, model, taps, TrtllmOptions.of(spec).attn_backend)
         return EngineSession(spec, directory, taps)
+
+
+def refuse_own_code(source: ModelSource, model: Path) -> None:
+    """Raise :class:`BackendError` for a checkpoint whose own code TensorRT-LLM's builder would run untrusted.
+
+    Its configuration classes take ``trust_remote_code`` for granted.
+    """
+    if source.factory is None and not source.trust_remote_code and names_code(model):
+        raise BackendError(f"{source.label} is not given to TensorRT-LLM's builder: {untrusted(source)}")
 
 
 def choose(options: TrtllmOptions, found: detect.Installation) -> str:

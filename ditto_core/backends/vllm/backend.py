@@ -17,6 +17,7 @@ from ditto_core.errors import BackendError, SelectorError
 from ditto_core.session import Session, TakesRequests
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
+from ditto_core.system.fingerprint import directory_digest
 
 MANIFEST = "vllm.json"
 MODULES = "modules.json"
@@ -46,6 +47,11 @@ class VllmBackend:
         if not found:
             raise BackendError(f"vllm is not installed: {HINT}")
         return found
+
+    def content(self, spec: EngineSpec) -> dict[str, str]:
+        """Return the digest of the checkpoint that is served in the model's place; nothing where that is the model."""
+        checkpoint = VllmOptions.of(spec).checkpoint
+        return {"checkpoint": directory_digest(Path(checkpoint))} if checkpoint else {}
 
     def raw_taps(self, name: str, alias: str) -> Sequence[Tap]:
         """Raise: vLLM's modules have the names of sites, and no others."""

@@ -1,4 +1,4 @@
-"""What a TensorRT-LLM engine is cached under, beside the model: the checkpoint that it is built from, and the GPU."""
+"""What a server's engine is cached under, beside the model: the checkpoint that it is built from, and the GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from ditto_core.backends.trtllm import detect
 from ditto_core.backends.trtllm.backend import TrtllmBackend
+from ditto_core.backends.vllm.backend import VllmBackend
 from ditto_core.engines.keys import engine_key
 from ditto_core.errors import ModelError
 from ditto_core.spec import EngineSpec
@@ -38,3 +39,14 @@ def test_a_checkpoint_that_is_not_there_is_said(tmp_path):
 
 def test_an_engine_is_of_one_kind_of_gpu():
     assert describe_gpu().items() <= TrtllmBackend().versions().items()
+
+
+def test_another_checkpoint_that_vllm_serves_in_the_models_place_is_another_engine(tmp_path):
+    def content():
+        return VllmBackend().content(EngineSpec.of("model", backend="vllm", options={"checkpoint": str(tmp_path)}))
+
+    (tmp_path / "config.json").write_text("{}")
+    before = content()
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    assert content() != before
+    assert VllmBackend().content(EngineSpec.of("model", backend="vllm")) == {}

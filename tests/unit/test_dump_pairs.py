@@ -6,6 +6,7 @@ import torch
 from ditto_core.compare import dumps
 from ditto_core.compare.dumps import compare_dumps, packing, problem
 from ditto_core.dumps import open_dump
+from ditto_core.errors import UsageError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.trace import TraceWriter
@@ -50,3 +51,11 @@ def test_an_etdump_beside_its_record_is_opened_with_it(tmp_path, monkeypatch):
     found = dumps.run_and_record((tmp_path / "a", tmp_path / "b"), {"debug_buffer": "buffer"})
     assert opened == [(tmp_path / "a", tmp_path / "b", "buffer")]
     assert found == (tmp_path / "a", tmp_path / "b")
+
+
+def test_one_debug_buffer_is_not_given_to_two_etdumps(tmp_path):
+    runs = [tmp_path / name for name in ("one.etdp", "two.etdp")]
+    for path in runs:
+        path.write_bytes((100).to_bytes(4, "little") + b"ED00" + bytes(200))
+    with pytest.raises(UsageError, match="debug_buffer is given once for two ETDumps"):
+        compare_dumps(*runs, debug_buffer=tmp_path / "one_debug.bin")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ditto_core.compare.dumps import compare_dumps
 from ditto_core.dumps.etdump import own_buffer
-from ditto_core.errors import TraceError, UsageError
+from ditto_core.errors import TraceError
 
 
 @pytest.fixture
@@ -26,8 +25,3 @@ def test_a_buffer_beside_two_etdumps_is_neithers_until_it_is_named(runs):
             own_buffer(run)
     one.unlink()
     assert own_buffer(two) == two.with_name("two_debug.bin")
-
-
-def test_one_buffer_is_not_given_to_two_etdumps(runs):
-    with pytest.raises(UsageError, match="debug_buffer is given once for two ETDumps"):
-        compare_dumps(*runs, debug_buffer=runs[1].with_name("two_debug.bin"))

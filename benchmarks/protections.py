@@ -62,8 +62,8 @@ PROTECTIONS = (
     Protection(
         "a tokenizer's own code is not run unasked",
         "model/checkpoint.py",
-        "AutoTokenizer.from_pretrained(**where, trust_remote_code=trust_remote_code)",
-        "AutoTokenizer.from_pretrained(**where)",
+        'how = {"trust_remote_code": trust_remote_code, "revision": revision or "main"}',
+        'how = {"revision": revision or "main"}',
         "test_models.py::test_a_tokenizers_own_code_does_not_run_untrusted_whatever_stdin_says",
     ),
     Protection(
@@ -361,7 +361,7 @@ def run(place: Path, test: str) -> int:
     sys.dont_write_bytecode = True
     os.environ["PYTHONPATH"] = str(place)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", test])
+        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "pytest_timeout", test])
     import ditto_core
 
     inside = Path(ditto_core.__file__).is_relative_to(place)

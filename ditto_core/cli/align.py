@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ditto_core.cli.results import writable
+from ditto_core.cli.results import Json, writable
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
 
@@ -34,9 +34,7 @@ def command(
     weights: Annotated[
         bool, typer.Option("--weights", help="Quantized file: tell what the weights cost and what the kernels do.")
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the map and the faults here.", callback=writable)
-    ] = None,
+    json_file: Json = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:
     """Align an engine file with its model or a file.

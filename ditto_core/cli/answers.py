@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ditto_core.cli.engine_options import Backend, BuildOption, CacheDir, Dtype, Profile, settings
-from ditto_core.cli.results import writable
+from ditto_core.cli.results import Json
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def command(
     dtype: Dtype = "float32",
     profile: Profile = None,
     option: BuildOption = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write one entry a lost answer here.", callback=writable)
-    ] = None,
+    json_file: Json = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Count which sites explain lost answers. Those that only the reference got right are replayed."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ditto_core.cli.results import writable
+from ditto_core.cli.results import Json
 from ditto_core.errors import UsageError
 from ditto_core.visible import visible
 
@@ -51,9 +51,7 @@ def command(
         bool,
         typer.Option("--ignore-missing", help="Compare what both have; else a name of one side only is exit code 2."),
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the comparison here.", callback=writable)
-    ] = None,
+    json_file: Json = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every tensor.")] = False,
 ) -> None:
     """Compare two dumps, step by step and name by name."""

@@ -10,7 +10,7 @@ import typer
 from ditto_core.cli import debug_options as shared
 from ditto_core.cli.engine_options import BuildOption, key_value
 from ditto_core.cli.gate_options import Cluster, Jobs
-from ditto_core.cli.results import writable
+from ditto_core.cli.results import Json, writable
 from ditto_core.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Reduce, bisect and repeat failing builds.")
@@ -164,7 +164,7 @@ def diff_tactics(
     directory: Path = typer.Option(shared.ART_DIR, "--dir", help="Folder with good/ and bad/, as `build` leaves it."),
     good: Path = typer.Option(None, help="Folder of the good builds, instead of DIR/good."),
     bad: Path = typer.Option(None, help="Folder of the bad builds, instead of DIR/bad."),
-    json_file: shared.Json = None,
+    json_file: Json = None,
 ) -> None:
     """Show what only bad builds are made of. Timing-cache entries and layers' kernels."""
     from ditto_core.debug.tactics import diff_tactics as compare

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from ditto_core.cli.results import writable
+from ditto_core.cli.results import Json
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
 
@@ -182,7 +182,6 @@ ToleranceBound = Annotated[
 ]
 UntilWord = Annotated[str, typer.Option(help="When to stop: good, bad (at the first such iteration) or a number.")]
 Level = Annotated[str, typer.Option(help="Optimization level of ONNX Runtime: all, extended, basic, disable.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the result here.", callback=writable)]
 
 
 @dataclass(frozen=True)

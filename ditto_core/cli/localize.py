@@ -20,7 +20,7 @@ from ditto_core.cli.engine_options import (
     parse_ids,
     settings,
 )
-from ditto_core.cli.results import writable
+from ditto_core.cli.results import Json
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
 
@@ -44,9 +44,7 @@ def command(
     operators: Annotated[
         bool, typer.Option("--operators", help="Build once more and name the operator inside the first blamed site.")
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the localization here.", callback=writable)
-    ] = None,
+    json_file: Json = None,
     cache_dir: CacheDir = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:

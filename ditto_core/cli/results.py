@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 
 def writable(path: Path | None) -> Path | None:
@@ -12,3 +15,6 @@ def writable(path: Path | None) -> Path | None:
     if path is not None:
         check_writable(path)
     return path
+
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result here, as JSON.", callback=writable)]

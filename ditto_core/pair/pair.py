@@ -374,8 +374,7 @@ class Pair:
         return self.generate(prompts, max_new_tokens=steps, localize=localize)
 
     def _with_engine(self, spec: EngineSpec) -> Pair:
-        """Return a pair of the same workspace and options with another engine; nothing is dumped twice, and no engine
-        without taps stands beside it.
+        """Return a pair of the same workspace and options with another engine; no dump, and no engine without taps.
 
         Tolerances of names that only the first engine has mean nothing there.
         """

@@ -1,5 +1,6 @@
 """What stands beside the code: the API reference, the map of the rooms, and what the wheel holds."""
 
+import hashlib
 import importlib
 import re
 import subprocess
@@ -66,3 +67,11 @@ def test_the_wheel_holds_the_pages_and_the_licence_and_says_that_both_packages_a
     assert {name.removeprefix("ditto_core/docs/") for name in names if "/docs/" in name} == pages
     assert {"ditto_core/py.typed", "pytest_ditto/py.typed"} <= {*names}
     assert [name for name in names if name.endswith("licenses/LICENSE")]
+
+
+def test_the_chart_library_is_what_its_readme_says():
+    folder = ROOT / "ditto_core/report/assets/uplot"
+    sums = dict(re.findall(r"^\| (\S+\.\w+) \| ([0-9a-f]{64}) \|$", (folder / "README.md").read_text(), re.MULTILINE))
+    assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in sums} == sums
+    assert set(sums) == {"uPlot.iife.min.js", "uPlot.min.css"}
+    assert "MIT" in (folder / "LICENSE").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import re
@@ -20,7 +19,6 @@ from markdown_it import MarkdownIt
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-import ditto_core.report
 from ditto_core.cli import application
 from ditto_core.compare.blame import Blame, Cause, Localization
 from ditto_core.compare.comparison import Comparison
@@ -396,11 +394,3 @@ def test_example_of_the_page_reads_a_json_report(tmp_path, monkeypatch, capsys):
     write_report("json", {"t.py::test": faulty()}, tmp_path / "run.json")
     exec(compile(example, "docs/reports.md", "exec"), {})
     assert capsys.readouterr().out == f"t.py::test False {BAD} rel_l2 1.0e-02 > 4.0e-06 (4 x noise floor 1.0e-06)\n"
-
-
-def test_the_chart_library_is_what_its_readme_says():
-    folder = Path(ditto_core.report.__file__).parent / "assets" / "uplot"
-    sums = dict(re.findall(r"^\| (\S+\.\w+) \| ([0-9a-f]{64}) \|$", (folder / "README.md").read_text(), re.MULTILINE))
-    assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in sums} == sums
-    assert set(sums) == {"uPlot.iife.min.js", "uPlot.min.css"}
-    assert "MIT" in (folder / "LICENSE").read_text()

@@ -40,6 +40,7 @@ ABSENT: dict[str, Any] = {**dict.fromkeys(NONFINITE, 0), "first_nonfinite": None
 AT = ("max_abs_at", "first_mismatch", "worst_mismatch")
 PLACES = ("max_abs_index", "max_abs_actual", "max_abs_expected", *AT[1:])
 OF_AXES = ("by_row", "by_position", "by_head")
+NORMS = ("rel_l2", "mse", "rms", "snr_db", "cosine", "scale", "scale_residual")
 RANKS = ("p50", "p90", "p99", "p999")
 
 
@@ -89,19 +90,20 @@ class Columns:
             return dict(zip(RANKS, known.tolist(), strict=True))
         if name in ABSENT:
             return {name: [ABSENT[name]] * len(self._rules)}
-        return numbers_of(self._found, self._dtype, self._rules)
+        numbers = norms(self._found) if name in NORMS else numbers_of(self._found, self._dtype, self._rules)
+        return {number: column.tolist() for number, column in numbers.items()}
 
     def _bins(self) -> Counts:
         return np.concatenate([(self._found["count"] - self._octaves.sum(1))[:, None], self._octaves], 1)
 
 
-def numbers_of(found: dict[str, Any], dtype: torch.dtype, rules: Sequence[Rules]) -> dict[str, list[Any]]:
-    """Return the columns that are one number a pair; ``dtype`` is the engine's."""
+def numbers_of(found: dict[str, Any], dtype: torch.dtype, rules: Sequence[Rules]) -> dict[str, Any]:
+    """Return the other columns that are one number a pair; ``dtype`` is the engine's."""
     count = np.maximum(1, found["count"])
     there = found["count"] > 0
-    columns = {
+    bounds = np.array([(each.rtol, each.atol) for each in rules])
+    return {
         **{name: found[name] for name in COPIED},
-        **norms(found, count),
         "mean_abs": found["abs_sum"] / count,
         "mean_rel": found["rel_sum"] / np.maximum(1, found["rel_count"]),
         "max_ulp": found["max_steps"] / rules[0].place.eps,
@@ -109,23 +111,22 @@ def numbers_of(found: dict[str, Any], dtype: torch.dtype, rules: Sequence[Rules]
         "all_zero_actual": there & (found["max_actual"] == 0),
         "all_zero_expected": there & (found["max_expected"] == 0),
         "headroom": found["max_actual"] / spacing(dtype).largest,
+        "rtol": bounds[:, 0],
+        "atol": bounds[:, 1],
     }
-    lists = {name: column.tolist() for name, column in columns.items()}
-    lists["rtol"], lists["atol"] = ([getattr(each, name) for each in rules] for name in ("rtol", "atol"))
-    return lists
 
 
-def norms(found: dict[str, Any], count: Counts) -> dict[str, Any]:
-    """Return the columns that are made of sums of squares."""
+def norms(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns that are made of sums of squares: :data:`NORMS`."""
     dd, aa, bb, ab = (found[name] for name in ("difference", "actual", "expected", "product"))
     some, none, norm = (aa > 0) & (bb > 0), (aa == 0) & (bb == 0), np.sqrt(aa) * np.sqrt(bb)
-    rel = ratio(np.sqrt(dd), np.sqrt(bb))
+    rel, mse = ratio(np.sqrt(dd), np.sqrt(bb)), dd / np.maximum(1, found["count"])
     cosine = np.where(some, ab / np.where(some, norm, 1), none)
     left = np.sqrt(np.maximum(0, 1 - cosine * cosine))
     return {
         "rel_l2": rel,
-        "mse": dd / count,
-        "rms": np.sqrt(dd / count),
+        "mse": mse,
+        "rms": np.sqrt(mse),
         "snr_db": -20 * np.log10(rel),
         "cosine": np.clip(cosine, -1, 1),
         "scale": np.where(bb > 0, ab / np.where(bb > 0, bb, 1), np.where(aa == 0, 1.0, math.inf)),

@@ -18,7 +18,6 @@ import torch
 from ditto_core.compare._accumulate import Rules
 from ditto_core.compare._blocks import Floats as Array
 from ditto_core.compare._columns import Columns
-from ditto_core.compare._launch import QUICK
 from ditto_core.compare._record import Metrics
 from ditto_core.compare._together import on_cpu
 from ditto_core.compare._together_cuda import on_cuda, rows_on_cuda
@@ -35,6 +34,12 @@ CPU_FEWEST = 3
 
 CPU_MATRIX = 1 << 17
 """Elements of a matrix on the CPU: three of them in float64 fit a cache of 3 MB."""
+
+GPU_ELEMENTS = 1 << 24
+"""Elements up to which pairs on a GPU gain: beyond, the kernel at memory speed makes up for launches of its own."""
+
+GPU_PASS = 1 << 26
+"""Elements of one pass on a GPU, which copies them."""
 
 FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
@@ -149,15 +154,34 @@ def measure_all(pairs: Sequence[Pair]) -> list[Found | ShapeMismatch]:
 
 
 def passes(alike: Mapping[tuple[Kind, Any], list[int]]) -> Iterator[list[list[int]]]:
-    """Yield the groups of alike pairs that one pass takes: on a GPU all of a dtype, on the CPU what the cache holds."""
-    launches: dict[Hashable, list[list[int]]] = {}
+    """Yield the groups of alike pairs that one pass takes: on a GPU of a dtype, on the CPU what the cache holds."""
+    launches: dict[Hashable, list[tuple[int, list[int]]]] = {}
     for (kind, _), members in alike.items():
+        size = math.prod(kind.shape)
         if kind.kernel:
-            launches.setdefault(kind[:4], []).append(members)
+            launches.setdefault(kind[:4], []).append((size, members))
         elif len(members) >= CPU_FEWEST:
-            most = max(1, CPU_MATRIX // math.prod(kind.shape))
+            most = max(1, CPU_MATRIX // size)
             yield from ([members[first : first + most]] for first in range(0, len(members), most))
-    yield from launches.values()
+    for groups in launches.values():
+        yield from filled(groups)
+
+
+def filled(groups: Sequence[tuple[int, list[int]]]) -> Iterator[list[list[int]]]:
+    """Yield passes of at most :data:`GPU_PASS` elements; ``groups``: the elements of a pair, and alike pairs."""
+    taken: list[list[int]] = []
+    left = GPU_PASS
+    for size, members in groups:
+        rest = members
+        while rest:
+            if size > left:
+                yield taken
+                taken, left = [], GPU_PASS
+            fit = left // size
+            taken.append(rest[:fit])
+            left -= size * len(taken[-1])
+            rest = rest[fit:]
+    yield taken
 
 
 def alone(pair: Pair) -> Found | ShapeMismatch:
@@ -195,7 +219,7 @@ def kind_of_types(
     if (device, shape) != actual[1:] or 0 in shape or not FLOATS.issuperset((actual[0], dtype)):
         return None
     size = math.prod(shape)
-    if size >= QUICK if kernel else size > CPU_ELEMENTS or device.type != "cpu":
+    if size > GPU_ELEMENTS if kernel else size > CPU_ELEMENTS or device.type != "cpu":
         return None
     # Axes and a mask that do not fit are errors of the pair alone.
     if (axes and len(axes) != len(shape)) or (mask is not None and not fits(mask, shape)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ditto_core.compare import _record
-from ditto_core.compare.tokens import CHUNK, Rows, add_divergence, matching_prefix, pick
+from ditto_core.compare.tokens import Rows, add_divergence, chunks, matching_prefix, pick
 from ditto_core.errors import RunError, UsageError
 from ditto_core.gates.record import Record, Side
 from ditto_core.gates.suite import CHOICE, MATCH, PROMPT, TEXT, Sample, Text
@@ -249,8 +249,8 @@ def batch_of(ids: Sequence[int]) -> TokenBatch:
 def side_of(logits: Logits, targets: torch.Tensor) -> Side:
     """Return likelihood and likeliest tokens of logits [positions, vocab] whose next tokens are ``targets``."""
     nll = 0.0
-    for part in chunks(logits):
-        rows = pick(logits, part.start, part.stop)
+    for part in chunks(logits, len(logits)):
+        rows = pick(logits, part)
         nll += float(torch.nn.functional.cross_entropy(rows, targets[part].to(rows.device), reduction="sum"))
     return Side(nll, tuple(logits.argmax(-1).tolist()))
 
@@ -258,16 +258,10 @@ def side_of(logits: Logits, targets: torch.Tensor) -> Side:
 def divergences(mine: Logits, theirs: Logits) -> tuple[float, ...]:
     """Return KL(reference || engine) at each position, in nats, to five digits."""
     found = Rows()
-    for part in chunks(mine):
-        a = pick(mine, part.start, part.stop)
-        add_divergence(found, a, pick(theirs, part.start, part.stop).to(a.device), 1)
+    for part in chunks(mine, len(mine)):
+        a = pick(mine, part)
+        add_divergence(found, a, pick(theirs, part).to(a.device), 1)
     return tuple(float(f"{value:.4e}") for value in found.kl)
-
-
-def chunks(logits: Logits) -> list[slice]:
-    """Return slices of positions that keep float64 copies small."""
-    count, step = logits.shape[0], max(1, CHUNK // logits.shape[-1])
-    return [slice(i, min(count, i + step)) for i in range(0, count, step)]
 
 
 def best(values: Sequence[float]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from functools import cache
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
@@ -88,6 +89,7 @@ def describe_gpu() -> dict[str, str]:
     return {"gpu": f"{name.value.decode()} ({major}.{minor})", "driver": driver_version()}
 
 
+@cache
 def driver_version() -> str:
     """Return the driver's version as NVML tells it, or an empty string."""
     try:

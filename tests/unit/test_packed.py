@@ -71,6 +71,13 @@ def test_more_pairs_than_a_matrix_holds(monkeypatch, matrices):
     assert matrices == [4, 4, 1]
 
 
+def test_a_pass_on_a_gpu_takes_so_many_elements(monkeypatch):
+    monkeypatch.setattr(packed, "GPU_PASS", 10)
+    groups = [(4, [0, 1, 2, 3]), (10, [4, 5]), (1, [6, 7])]
+    assert list(packed.filled(groups)) == [[[0, 1]], [[2, 3]], [[4]], [[5]], [[6, 7]]]
+    assert list(packed.filled([(4, [0]), (3, [1, 2])])) == [[[0], [1, 2]]]
+
+
 def test_a_record_is_copied_with_its_own_fields_and_not_with_the_columns_of_all():
     pairs = [noisy((2, 3, 4), ROWS, torch.float32, torch.float32, seed) for seed in range(4)]
     actual, expected, axes, *_ = pairs[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ditto_core.errors import UsageError
@@ -26,14 +27,21 @@ def kind_of(source: ModelSource) -> str:
 
 
 def another_model(engine: Engine, source: ModelSource, digest: Digest) -> str:
-    """Say that a model is not what an engine was built of; empty where it is, or where that cannot be told."""
-    known = engine.built_of
+    """Say that a model is not what an engine was built of, and what to do; empty where it is, or where that cannot be
+    told."""
+    known, here = engine.built_of, f"the engine in {engine.directory}"
     if not known.startswith(kind_of(source)) or known == content_of(source, digest):
         return ""
-    return f"the engine in {engine.directory} was built of another model than {source.location or source.label} is now"
+    other = replace(source, trust_remote_code=not source.trust_remote_code)
+    if source.factory is None and known == content_of(other, digest):
+        trusted, given = other.trust_remote_code, source.trust_remote_code
+        how = f"give compare_engine ModelSource({source.location!r}, trust_remote_code={trusted})"
+        return f"{here} was built with trust_remote_code={trusted} and is opened with {given}: {how}"
+    model = source.location or source.label
+    return f"{here} was built of another model than {model} is now: build the engine again, or put back the model"
 
 
 def refuse_another_model(engine: Engine, source: ModelSource, digest: Digest) -> None:
     """Raise :class:`UsageError` for a model that is not what an engine was built of."""
     if problem := another_model(engine, source, digest):
-        raise UsageError(f"{problem}: build the engine again, or put back the model")
+        raise UsageError(problem)

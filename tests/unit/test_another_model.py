@@ -1,5 +1,8 @@
 """An engine remembers what its model was: another one at the same place is refused, or said where a person named it."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from ditto_core.cache import Cache
@@ -7,7 +10,7 @@ from ditto_core.cli.answers import opened
 from ditto_core.cli.localize import localize_engine
 from ditto_core.cli.run import check_model
 from ditto_core.engines.engine import Engine
-from ditto_core.engines.origin import another_model, content_of
+from ditto_core.engines.origin import another_model, content_of, refuse_another_model
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair import Pair
@@ -70,3 +73,18 @@ def test_a_tokenizer_without_weights_and_a_model_elsewhere_are_taken(engine, tmp
 
 def test_files_and_code_are_not_told_apart_by_their_digests(engine, fresh):
     assert another_model(engine, ModelSource(factory=dict), fresh().digest) == ""
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_an_engine_that_is_opened_with_other_trust_says_what_to_give(trust, tmp_path, fresh):
+    source = replace(write_model(tmp_path / "m", b"first"), trust_remote_code=trust)
+    (tmp_path / "m" / "config.json").write_text('{"auto_map": {}}')
+    engine = Engine(tmp_path, EngineSpec.of(source), (), True, built_of=content_of(source, fresh().digest))
+    other = replace(source, trust_remote_code=not trust)
+    hint = f"give compare_engine ModelSource({source.location!r}, trust_remote_code={trust})"
+    said = f"built with trust_remote_code={trust} and is opened with {not trust}: {hint}"
+    with pytest.raises(UsageError, match=f"{re.escape(said)}$"):
+        refuse_another_model(engine, other, fresh().digest)
+    refuse_another_model(engine, source, fresh().digest)
+    write_model(tmp_path / "m", b"other")
+    assert "another model" in another_model(engine, other, fresh().digest)

@@ -237,18 +237,3 @@ def build_into(
     )
     engine.save_manifest()
     return engine
-
-
-def write_artifacts(engine: Engine, export: Export, directory: Path) -> None:
-    """Write what a person reads about a build: FX graph, ONNX without weights, provenance, build configuration."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in ("graph_module.py", "graph.txt", "provenance.json", export.onnx_path.name):
-        if (export.directory / name).exists():  # a backend that builds from no ONNX has no graph
-            shutil.copyfile(export.directory / name, directory / name)
-    config = {
-        "spec": engine.spec.to_json(),
-        "facts": dict(engine.facts),
-        "versions": dict(engine.versions),
-        "taps": [tap.site for tap in engine.taps],
-    }
-    (directory / "build_config.json").write_text(json.dumps(config, indent=1, default=str) + "\n")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
 from ditto_core.cache import Cache, content_digest
-from ditto_core.engines.engine import Engine, build_into, write_artifacts
+from ditto_core.engines.artifacts import artifacts_folder, write_artifacts
+from ditto_core.engines.engine import Engine, build_into
 from ditto_core.engines.keys import content_key, dequantized_key, engine_key, graph_key, outline_key
 from ditto_core.engines.origin import content_of
 from ditto_core.errors import UsageError, check_type
@@ -242,9 +243,8 @@ class Workspace:
         has_graph = exported.onnx_path.exists()
         content = content_key(exported.directory.name, content_digest(exported.directory) if has_graph else "")
         key = engine_key(spec, backend, content)
-        artifacts = self.artifacts / folder_name(spec) if self.artifacts else None
-
         made, built_of = [], content_of(spec.model, self.digest)
+        artifacts = artifacts_folder(self.artifacts, spec, built_of, self.say) if self.artifacts else None
 
         def make(directory: Path) -> None:
             made.append(directory)
@@ -322,12 +322,6 @@ def model_digest(model: LoadedModel) -> str:
 def size(model: LoadedModel) -> int:
     """Return the bytes of a model's parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*model.module.parameters(), *model.module.buffers()))
-
-
-def folder_name(spec: EngineSpec) -> str:
-    """Return the name of an engine's folder of artifacts: the engines of one test write into one each."""
-    kinds = {"later": spec.later, "untapped": not spec.outputs}
-    return "-".join((spec.model.label, spec.label, *(kind for kind, so in kinds.items() if so)))
 
 
 def description(spec: EngineSpec) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import Backend, HasContent
+from ditto_core.backends.base import Backend, CompilesForCpu, HasContent
 from ditto_core.errors import ModelError
 from ditto_core.system.fingerprint import fingerprint
 
@@ -55,7 +55,12 @@ def engine_key(spec: EngineSpec, backend: Backend, content: str) -> str:
     """Return the key of an engine; ``content`` as :func:`content_key` gives it."""
     facts = {name: value for name, value in spec.to_json().items() if name != "model"}  # the export has its content
     own = backend.content(spec) if isinstance(backend, HasContent) else {}
-    return fingerprint(content, facts, {**backend.versions(), **own})
+    return fingerprint(content, facts, {**versions_of(spec, backend), **own})
+
+
+def versions_of(spec: EngineSpec, backend: Backend) -> dict[str, str]:
+    """Return what decides an engine's bits beside model and spec: the libraries, and whose machine code it has."""
+    return {**backend.versions(), **(backend.machine_code(spec) if isinstance(backend, CompilesForCpu) else {})}
 
 
 def export_versions() -> list[str | int]:

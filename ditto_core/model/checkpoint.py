@@ -90,11 +90,16 @@ def refuse_missing(location: str, missing: Collection[str]) -> None:
         raise ModelError(f"model {location!r} lacks {len(missing)} of its model's tensors: {shown}")
 
 
+def has_adapter(directory: Path) -> bool:
+    """Tell whether peft puts an adapter on a checkpoint's weights."""
+    return (directory / "adapter_config.json").is_file()
+
+
 def refuse_adapter(location: str, directory: Path) -> None:
     """Raise :class:`ModelError` for an adapter that would be left out, or whose base lies where no key sees it."""
     from transformers.utils import is_peft_available
 
-    if not (directory / "adapter_config.json").is_file():
+    if not has_adapter(directory):
         return
     if not (directory / "config.json").is_file():
         raise ModelError(f"model {location!r} is an adapter, expected it beside its base model, or merged into that")

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -88,6 +89,23 @@ def test_trust_is_part_of_the_identity_of_a_checkpoint_with_code_of_its_own_only
 
     assert len(digests(checkpoint("LlamaForCausalLM"))) == 1
     assert len(digests(checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "auto_map"),
+    [
+        ("config.json", {"AutoModelForCausalLM": "owner/repo--code_of_its_own.LlamaForCausalLM"}),
+        ("tokenizer_config.json", {"AutoTokenizer": [None, "owner/repo--code_of_its_own.Tokenizer"]}),
+    ],
+)
+def test_trusted_code_of_another_repository_is_refused(file, auto_map, checkpoint):
+    location = checkpoint("LlamaForCausalLM")
+    written = Path(location, file)
+    known = json.loads(written.read_text()) if written.exists() else {}
+    written.write_text(json.dumps({**known, "auto_map": auto_map}))
+    with pytest.raises(ModelError, match=r"another repository .owner/repo--.*, expected it beside the weights"):
+        load_model(ModelSource(location, trust_remote_code=True))
+    assert type(load_model(ModelSource(location)).module) is LlamaForCausalLM
 
 
 def config(architecture, kind=LlamaConfig, **own):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
 IDENTITY_FILES = tuple(f"**/{name}" for name in (*WEIGHT_FILES, "*config.json", "*.index.json", "*.py"))
 """What decides what a checkpoint computes: weights, configurations (an adapter's too) and code, in subfolders too."""
+CHOOSING_FILE = "generation_config.json"
+"""How tokens are chosen of what was computed: no graph depends on it."""
 
 
 def locate(source: ModelSource) -> Path:

@@ -67,6 +67,27 @@ PROTECTIONS = (
         "test_models.py::test_a_tokenizers_own_code_does_not_run_untrusted_whatever_stdin_says",
     ),
     Protection(
+        "a server that trusts unasked gets no untrusted code",
+        "backends/trtllm/backend.py",
+        "if source.factory is None and not source.trust_remote_code and names_code(Path(model)):",
+        "if False:",
+        "test_own_code.py::test_its_pytorch_backend_is_not_opened_with_untrusted_code_either",
+    ),
+    Protection(
+        "trusted code in another repository is refused",
+        "model/own_code.py",
+        "found = [*code_elsewhere(directory)] if source.trust_remote_code else []",
+        "found: list[str] = []",
+        "test_own_code.py::test_trusted_code_of_another_repository_is_refused",
+    ),
+    Protection(
+        "code that was compiled for another CPU is not opened",
+        "engines/engine.py",
+        'if missing := lacking(self.versions.get(INSTRUCTIONS, "")):',
+        "if missing := list[str]():",
+        "test_machine_code.py::test_code_of_a_cpu_with_more_instructions_is_refused_in_one_line",
+    ),
+    Protection(
         "weights outside of a model's folder are refused",
         "graphs/files.py",
         'if PurePath(name).is_absolute() or ".." in PurePath(name).parts:',

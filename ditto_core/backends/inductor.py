@@ -64,11 +64,14 @@ class InductorBackend:
         return {"torch": str(torch.__version__)}
 
     def machine_code(self, spec: EngineSpec) -> dict[str, str]:
-        """Return the CPU and the compiler of a package; see :class:`~ditto_core.backends.base.CompilesForCpu`."""
+        """Return the CPU and the compiler of a package, and the number of threads that it divides work among.
+
+        See :class:`~ditto_core.backends.base.CompilesForCpu`.
+        """
         if one_of("compiler", spec, COMPILERS) != "aot_inductor":
             return {}
-        vectors = torch.backends.cpu.get_cpu_capability()
-        return {INSTRUCTIONS: instruction_sets(), "vectors": vectors, "compiler": compiler_version()}
+        decided = {"vectors": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
+        return {INSTRUCTIONS: instruction_sets(), "compiler": compiler_version(), **decided}
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Trace the model with the taps as outputs; AOTInductor also compiles it here.

@@ -18,7 +18,8 @@ AVX512 = {**AVX2, "avx512_f": True}
 def machine(monkeypatch, tmp_path):
     """Return what takes the place of this CPU, and of its compiler's version."""
 
-    def be(capabilities=AVX2, vectors="AVX2", compiler="12.2.0"):
+    def be(capabilities=AVX2, vectors="AVX2", compiler="12.2.0", threads=1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
         (tmp_path / "c++").write_text(f"#!/bin/sh\necho 'c++ {compiler}'\necho 'no warranty'\n")
@@ -32,10 +33,10 @@ def spec(compiler):
     return EngineSpec.of("model", backend="inductor", options={"compiler": compiler})
 
 
-@pytest.mark.parametrize(("compiler", "keys"), [("aot_inductor", 4), ("inductor", 1), ("aot_eager", 1)])
+@pytest.mark.parametrize(("compiler", "keys"), [("aot_inductor", 5), ("inductor", 1), ("aot_eager", 1)])
 def test_the_key_has_cpu_and_compiler_where_code_is_compiled_when_the_engine_is_built(compiler, keys, machine):
     found = set()
-    for other in ({}, {"capabilities": AVX512}, {"vectors": "DEFAULT"}, {"compiler": "14.1.0"}):
+    for other in ({}, {"capabilities": AVX512}, {"vectors": "DEFAULT"}, {"compiler": "14.1.0"}, {"threads": 2}):
         machine(**other)
         found.add(engine_key(spec(compiler), InductorBackend(), "content"))
     assert len(found) == keys

@@ -140,6 +140,18 @@ class HasContent(Protocol):
 
 
 @runtime_checkable
+class CompilesForCpu(Protocol):
+    """A backend that can leave machine code of the CPU in its engines, which another CPU may be unable to run."""
+
+    def machine_code(self, spec: EngineSpec) -> dict[str, str]:
+        """Return what decides the code; nothing where it is compiled when the engine is opened. Part of the cache key.
+
+        :data:`~ditto_core.system.cpu.INSTRUCTIONS` names the CPU's: an engine is not opened where one is missing.
+        """
+        ...
+
+
+@runtime_checkable
 class RunsElsewhere(Protocol):
     """A backend whose engine is a server that is there already, and may run another model tomorrow."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from ditto_core.model.tracing import quiet
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
+from ditto_core.system.cpu import INSTRUCTIONS, instruction_sets
 
 PROGRAM_FILE, PACKAGE_FILE = "program.pt2", "package.pt2"
 COMPILERS = ("inductor", "aot_inductor", "aot_eager")
@@ -59,6 +62,16 @@ class InductorBackend:
     def versions(self) -> dict[str, str]:
         """What traces and compiles a program."""
         return {"torch": str(torch.__version__)}
+
+    def machine_code(self, spec: EngineSpec) -> dict[str, str]:
+        """Return the CPU and the compiler of a package, and the number of threads that it divides work among.
+
+        See :class:`~ditto_core.backends.base.CompilesForCpu`.
+        """
+        if one_of("compiler", spec, COMPILERS) != "aot_inductor":
+            return {}
+        decided = {"vectors": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
+        return {INSTRUCTIONS: instruction_sets(), "compiler": compiler_version(), **decided}
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Trace the model with the taps as outputs; AOTInductor also compiles it here.
@@ -153,7 +166,15 @@ def place(reason: Any) -> str:
 
 def cxx() -> str | None:
     """Return the C++ compiler that inductor would find."""
-    return next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
+    names = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def compiler_version() -> str:
+    """Return the first line of what the compiler says of its version, empty without one."""
+    path = cxx()
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout if path else ""
+    return said.partition("\n")[0]
 
 
 def compiled(directory: Path, compiler: str, mode: str) -> Run:

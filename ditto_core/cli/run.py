@@ -60,7 +60,7 @@ def check_model(engine: Engine, given: str) -> None:
         with suppress(ModelError):  # a tokenizer needs no weights beside it
             problem = another_model(engine, source, screen.workspace(None).digest)
     if problem and not given:
-        raise UsageError(f"{problem}: build the engine again, or give --model DIR for the tokenizer")
+        raise UsageError(f"{problem}, or give --model DIR for the tokenizer")
     if problem:
         typer.echo(visible(f"ditto: {problem}"), err=True)
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsElsewhere, get_backend
 from ditto_core.engines.copied import check_digests, write_digests
+from ditto_core.engines.keys import versions_of
 from ditto_core.errors import BuildError, DittoError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.exported import Export
 from ditto_core.session import Session
 from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
 from ditto_core.spec import DERIVED, EngineSpec, ModelSource, Range, ShapeProfile
+from ditto_core.system.cpu import INSTRUCTIONS, lacking
 from ditto_core.system.files import parse_json, path_of, read_text
 from ditto_core.system.fingerprint import fingerprint
 
@@ -63,12 +65,17 @@ class Engine:
     def open(self, isolation: str = "", timeout: float = 0) -> Session:
         """Load the engine, in this process or in a child: see :func:`~ditto_core.backends.child.open_backend`.
 
-        Raises what its backend raises when it cannot run here, and :class:`BuildError` for what is no error of ours:
-        that of files which are missing or damaged beside the engine.
+        Raises what its backend raises when it cannot run here, and :class:`BuildError` for one that was compiled for
+        another CPU and for what is no error of ours: that of files which are missing or damaged beside the engine.
         """
         from ditto_core.backends.child import open_backend
 
         backend = get_backend(self.spec.backend)
+        if missing := lacking(self.versions.get(INSTRUCTIONS, "")):
+            raise BuildError(
+                f"the {backend.name} engine in {self.directory} was compiled for a CPU with {', '.join(missing)}, "
+                "which this one lacks: build it here"
+            )
         try:
             return open_backend(backend, self.spec, self.directory, self.taps, isolation, timeout)
         except DittoError:
@@ -232,23 +239,8 @@ def build_into(
         export.decoder,
         refused=dict(report.refused),
         facts=dict(report.facts),
-        versions=backend.versions(),
+        versions=versions_of(spec, backend),
         partial=report.partial,
     )
     engine.save_manifest()
     return engine
-
-
-def write_artifacts(engine: Engine, export: Export, directory: Path) -> None:
-    """Write what a person reads about a build: FX graph, ONNX without weights, provenance, build configuration."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in ("graph_module.py", "graph.txt", "provenance.json", export.onnx_path.name):
-        if (export.directory / name).exists():  # a backend that builds from no ONNX has no graph
-            shutil.copyfile(export.directory / name, directory / name)
-    config = {
-        "spec": engine.spec.to_json(),
-        "facts": dict(engine.facts),
-        "versions": dict(engine.versions),
-        "taps": [tap.site for tap in engine.taps],
-    }
-    (directory / "build_config.json").write_text(json.dumps(config, indent=1, default=str) + "\n")

@@ -5,18 +5,21 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import Backend, HasContent
+from ditto_core.backends.base import Backend, CompilesForCpu, HasContent
 from ditto_core.errors import ModelError
+from ditto_core.model.checkpoint import has_adapter, locate
 from ditto_core.system.fingerprint import fingerprint
+from ditto_core.system.receipt import version
 
 if TYPE_CHECKING:
-    from ditto_core.spec import EngineSpec
+    from ditto_core.spec import EngineSpec, ModelSource
 
 
 def graph_key(spec: EngineSpec, model: str) -> str:
     """Return the key of an export with an ONNX graph; ``model`` is the digest of the model's content."""
     sizes = [spec.dynamic, [name for name, _ in spec.profile.more], spec.later, spec.operators]
-    return fingerprint(model, spec.dtype, spec.attention, spec.opset, sizes, export_versions())
+    versions = [*export_versions(), *adapter_versions(spec.model)]
+    return fingerprint(model, spec.dtype, spec.attention, spec.opset, sizes, versions)
 
 
 def outline_key(spec: EngineSpec, model: str) -> str:
@@ -26,7 +29,7 @@ def outline_key(spec: EngineSpec, model: str) -> str:
     from ditto_core.model.exported import FORMAT
     from ditto_core.version import __version__
 
-    versions = [__version__, FORMAT, transformers.__version__]
+    versions = [__version__, FORMAT, transformers.__version__, *adapter_versions(spec.model)]
     return fingerprint("outline", model, spec.dtype, spec.attention, versions)
 
 
@@ -55,7 +58,18 @@ def engine_key(spec: EngineSpec, backend: Backend, content: str) -> str:
     """Return the key of an engine; ``content`` as :func:`content_key` gives it."""
     facts = {name: value for name, value in spec.to_json().items() if name != "model"}  # the export has its content
     own = backend.content(spec) if isinstance(backend, HasContent) else {}
-    return fingerprint(content, facts, {**backend.versions(), **own})
+    return fingerprint(content, facts, {**versions_of(spec, backend), **own})
+
+
+def versions_of(spec: EngineSpec, backend: Backend) -> dict[str, str]:
+    """Return what decides an engine's bits beside model and spec: the libraries, and whose machine code it has."""
+    return {**backend.versions(), **(backend.machine_code(spec) if isinstance(backend, CompilesForCpu) else {})}
+
+
+def adapter_versions(source: ModelSource) -> list[str]:
+    """Return peft's version where it puts an adapter on a model's weights."""
+    adapted = source.factory is None and has_adapter(locate(source))
+    return [f"peft {version('peft')}"] if adapted else []
 
 
 def export_versions() -> list[str | int]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
 from ditto_core.cache import Cache, content_digest
-from ditto_core.engines.engine import Engine, build_into, write_artifacts
+from ditto_core.engines.artifacts import artifacts_folder, write_artifacts
+from ditto_core.engines.engine import Engine, build_into
 from ditto_core.engines.keys import content_key, dequantized_key, engine_key, graph_key, outline_key
 from ditto_core.engines.origin import content_of
 from ditto_core.errors import UsageError, check_type
@@ -58,7 +59,7 @@ class Workspace:
     progress: Progress = no_progress
     artifacts: Path | None = None
     _models: dict[tuple[ModelSource, str], LoadedModel] = field(default_factory=dict, repr=False)
-    _digests: dict[ModelSource, str] = field(default_factory=dict, repr=False)
+    _digests: dict[ModelSource, tuple[str, str]] = field(default_factory=dict, repr=False)
     _factories: dict[ModelSource, str] = field(default_factory=dict, repr=False)
     _unsteady: set[ModelSource] = field(default_factory=set, repr=False)
     _exports: dict[str, Export] = field(default_factory=dict, repr=False)
@@ -89,27 +90,29 @@ class Workspace:
         model = loaded or self.model(source)
         return Language(model.tokenizer, vocab_size(getattr(model.module, "config", None)))
 
-    def digest(self, source: ModelSource) -> str:
+    def digest(self, source: ModelSource, graph: bool = False) -> str:
         """Return the digest of a source's content: weight files, configuration and whether its own code is
-        trusted, or a module's tensors and code."""
+        trusted, or a module's tensors and code. What a ``graph`` is made of lacks the file that says how tokens are
+        chosen."""
         if source not in self._digests:
             if source.factory is not None:
                 self._factories[source] = fingerprint(state_of(source.factory))
-                self._digests[source] = model_digest(self.model(source))
+                self._digests[source] = (model_digest(self.model(source)),) * 2
             else:
-                self._digests[source] = self._files_digest(source)
-        return self._digests[source]
+                self._digests[source] = self._files_digests(source)
+        return self._digests[source][graph]
 
-    def _files_digest(self, source: ModelSource) -> str:
-        from ditto_core.model.checkpoint import identity_of, locate
+    def _files_digests(self, source: ModelSource) -> tuple[str, str]:
+        from ditto_core.model.checkpoint import CHOOSING_FILE, identity_of, locate
         from ditto_core.model.own_code import names_code
 
         (path, patterns), memo = identity_of(source), self.cache.memo
         runs_code = source.trust_remote_code and names_code(locate(source))
         unread = memo.unread(matching(path, patterns))
         with self.progress(f"hashing {source.label}") if unread >= LONG else nullcontext():
-            digest = directory_digest(path, patterns, memo)
-        return fingerprint(digest, "its own code") if runs_code else digest
+            found = tuple(directory_digest(path, patterns, memo, without) for without in ("", CHOOSING_FILE))
+        whole, graph = (fingerprint(digest, "its own code") if runs_code else digest for digest in found)
+        return whole, graph
 
     def renew(self, source: ModelSource) -> bool:
         """Forget a model that its source does not make any more, and tell whether there was one.
@@ -122,9 +125,9 @@ class Workspace:
         if known is None or source in self._unsteady:
             return False
         if source.factory is None:
-            changed = self._files_digest(source) != known
+            changed = self._files_digests(source) != known
         elif held and size(held[0]) <= CHEAP:
-            changed = self._makes_another(source, known)
+            changed = self._makes_another(source, known[0])
         else:
             changed = not held or fingerprint(state_of(source.factory)) != self._factories[source]
         if changed:
@@ -151,7 +154,7 @@ class Workspace:
 
     def graph(self, spec: EngineSpec) -> Export:
         """Return the export with its ONNX graph, whatever the backend is."""
-        key = graph_key(spec, self.digest(spec.model))
+        key = graph_key(spec, self.digest(spec.model, graph=True))
 
         def make(directory: Path) -> None:
             self._export_into(spec, directory)
@@ -242,9 +245,8 @@ class Workspace:
         has_graph = exported.onnx_path.exists()
         content = content_key(exported.directory.name, content_digest(exported.directory) if has_graph else "")
         key = engine_key(spec, backend, content)
-        artifacts = self.artifacts / folder_name(spec) if self.artifacts else None
-
-        made, built_of = [], content_of(spec.model, self.digest)
+        made, built_of = [], content_of(spec.model, self.digest, backend)
+        artifacts = artifacts_folder(self.artifacts, spec, built_of, self.say) if self.artifacts else None
 
         def make(directory: Path) -> None:
             made.append(directory)
@@ -322,12 +324,6 @@ def model_digest(model: LoadedModel) -> str:
 def size(model: LoadedModel) -> int:
     """Return the bytes of a model's parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*model.module.parameters(), *model.module.buffers()))
-
-
-def folder_name(spec: EngineSpec) -> str:
-    """Return the name of an engine's folder of artifacts: the engines of one test write into one each."""
-    kinds = {"later": spec.later, "untapped": not spec.outputs}
-    return "-".join((spec.model.label, spec.label, *(kind for kind, so in kinds.items() if so)))
 
 
 def description(spec: EngineSpec) -> dict[str, str]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
 IDENTITY_FILES = tuple(f"**/{name}" for name in (*WEIGHT_FILES, "*config.json", "*.index.json", "*.py"))
 """What decides what a checkpoint computes: weights, configurations (an adapter's too) and code, in subfolders too."""
+CHOOSING_FILE = "generation_config.json"
+"""How tokens are chosen of what was computed: no graph depends on it."""
 
 
 def locate(source: ModelSource) -> Path:
@@ -90,11 +92,16 @@ def refuse_missing(location: str, missing: Collection[str]) -> None:
         raise ModelError(f"model {location!r} lacks {len(missing)} of its model's tensors: {shown}")
 
 
+def has_adapter(directory: Path) -> bool:
+    """Tell whether peft puts an adapter on a checkpoint's weights."""
+    return (directory / "adapter_config.json").is_file()
+
+
 def refuse_adapter(location: str, directory: Path) -> None:
     """Raise :class:`ModelError` for an adapter that would be left out, or whose base lies where no key sees it."""
     from transformers.utils import is_peft_available
 
-    if not (directory / "adapter_config.json").is_file():
+    if not has_adapter(directory):
         return
     if not (directory / "config.json").is_file():
         raise ModelError(f"model {location!r} is an adapter, expected it beside its base model, or merged into that")

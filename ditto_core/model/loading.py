@@ -33,7 +33,7 @@ from ditto_core.model.checkpoint import (
 from ditto_core.model.examples import examples_of
 from ditto_core.model.export_failure import told
 from ditto_core.model.forward import DECODED, TOKENS, can_generate, first_inputs, steps_decoder
-from ditto_core.model.own_code import model_class, untrusted
+from ditto_core.model.own_code import model_class, refuse_code_elsewhere, untrusted
 from ditto_core.model.placing import placed
 from ditto_core.model.staged_wrappers import later_examples
 
@@ -173,6 +173,7 @@ def from_location(source: ModelSource, location: Path, dtype: torch.dtype = torc
     import transformers
 
     refuse_adapter(source.location, location)
+    refuse_code_elsewhere(source, location)
     trust = {"trust_remote_code": source.trust_remote_code}
     try:
         with silent_bars(), readable(location) as where:

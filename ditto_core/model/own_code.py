@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import ModelError, nearest
+from ditto_core.system.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from ditto_core.spec import ModelSource
@@ -22,6 +27,24 @@ def names_code(directory: Path) -> bool:
 def untrusted(source: ModelSource) -> str:
     """Return what is to be done about a model whose own code is not trusted."""
     return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
+
+
+def refuse_code_elsewhere(source: ModelSource, directory: Path) -> None:
+    """Raise :class:`ModelError` for trusted code in another repository (``owner/repo--file.Class``): it is downloaded
+    as it is that day, and no key sees it."""
+    found = [*code_elsewhere(directory)] if source.trust_remote_code else []
+    if found:
+        raise ModelError(
+            f"model {source.location!r} has code in another repository ({found[0]}), expected it beside the weights: "
+            f"copy its files there and name {found[0].partition('--')[2]} in auto_map"
+        )
+
+
+def code_elsewhere(directory: Path) -> Iterator[str]:
+    """Yield what the configurations of a checkpoint, its tokenizer's too, name of other repositories' code."""
+    for file in sorted(directory.glob("*config.json")):
+        with suppress(OSError, ValueError, AttributeError):  # who reads it says what is wrong with it
+            yield from re.findall(r'"([^"]+--[^"]+)"', json.dumps(parse_json(read_text(file)).get("auto_map")))
 
 
 def model_class(source: ModelSource, config: Any) -> Any:

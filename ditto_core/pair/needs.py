@@ -67,8 +67,9 @@ def needs_of(workspace: Workspace, specs: Iterable[EngineSpec]) -> list[Need]:
 
 
 def _needs(workspace: Workspace, spec: EngineSpec) -> Iterator[Need]:
-    backend, model = get_backend(spec.backend), workspace.digest(spec.model)
+    backend = get_backend(spec.backend)
     from_source = isinstance(backend, BuildsFromSource)
+    model = workspace.digest(spec.model, graph=not from_source)
     kind, key = ("outline", outline_key(spec, model)) if from_source else ("export", graph_key(spec, model))
     held = workspace.cache.find(kind, key)
     yield _need(kind, key, f"{spec.model.label} {spec.dtype}", held)

@@ -128,18 +128,21 @@ def digests(files: Sequence[Path], digest: Callable[[Path], str] = hash_file) ->
         return list(readers.map(digest, files))
 
 
-def matching(path: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return the files below ``path`` that match any glob."""
-    return sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
+def matching(path: Path, patterns: Iterable[str], without: str = "") -> list[Path]:
+    """Return the files below ``path`` that match any glob, ``without`` those of a name."""
+    found = {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
+    return sorted(file for file in found if file.name != without)
 
 
-def directory_digest(path: Path, patterns: Iterable[str] = ("**/*",), memo: DigestMemo | None = None) -> str:
-    """Return one digest of all files below ``path`` that match any glob, by relative name and content.
+def directory_digest(
+    path: Path, patterns: Iterable[str] = ("**/*",), memo: DigestMemo | None = None, without: str = ""
+) -> str:
+    """Return one digest of the files that :func:`matching` finds, by relative name and content.
 
     Links are followed, so a Hub snapshot counts by content. Raises :class:`ModelError` when nothing matches.
     """
     patterns = tuple(patterns)
-    files = matching(path, patterns)
+    files = matching(path, patterns, without)
     if not files:
         raise ModelError(f"no file below {path} matches {', '.join(patterns)}")
     names = [file.relative_to(path).as_posix() for file in files]

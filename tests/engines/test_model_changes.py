@@ -233,3 +233,20 @@ def test_a_noise_floor_of_other_versions_is_not_used(factor, tmp_path, monkeypat
     monkeypatch.setattr("ditto_core.pair.runner.packages", lambda: {name: "0"})
     run()
     assert len([*(tmp_path / "state" / "floors").iterdir()]) == 2
+
+
+def test_two_models_of_one_name_leave_artifacts_of_both(tmp_path):
+    def named(part):
+        def model():
+            return nn.Sequential(part), {"input": EXAMPLES["x"]}
+
+        return model
+
+    said = []
+    workspace = Workspace(Cache(tmp_path / "cache"), said.append, artifacts=tmp_path / "artifacts")
+    for part in (nn.ReLU(), nn.Tanh()):
+        workspace.build(EngineSpec.of(named(part)))
+    first, second = sorted((tmp_path / "artifacts").iterdir())
+    assert (first.name, [str(second) in line for line in said]) == ("model-onnxruntime-float32", [True])
+    for folder, operator in ((first, "relu"), (second, "tanh")):
+        assert operator in (folder / "graph.txt").read_text()

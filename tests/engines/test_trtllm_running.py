@@ -6,6 +6,7 @@ What is proven is the adapter's side: layouts, pieces of joint projections, forc
 import json
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -189,13 +190,16 @@ def test_the_pytorch_backend_in_lockstep_with_eager(standin, style, model, works
 @pytest.mark.parametrize("standin", ["1.3.0rc3"], indirect=True)
 def test_the_pytorch_backend_gets_the_callers_tokens_and_safe_settings(standin, style, model):
     taps = (Tap("model.layers.0", torch_place("model.layers.0").value),)
-    session = TorchSession(spec_of(model, ["model.layers.0"]), str(model), taps)
+    spec = spec_of(model, ["model.layers.0"])
+    trusted = replace(spec, model=replace(spec.model, trust_remote_code=True))
+    session = TorchSession(trusted, str(model), taps)
     logits = unlike(session, print_nothing)
     torch.testing.assert_close(torch.cat(logits, 1), forward(model, [5, 6, 7, 11, 200]), rtol=1e-4, atol=1e-4)
     settings = session._llm.settings
     assert settings["cuda_graph_config"] is None
     assert settings["disable_overlap_scheduler"] is True
     assert settings["kv_cache_config"] == {"enable_block_reuse": False}
+    assert settings["trust_remote_code"] is True
     with pytest.raises(UsageError, match="stepped one row at a time, got 2: give one prompt"):
         session.start(2)
     session.close()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from tests.vllm_pairs import PORTS, PROMPTS, SITES, pair_of, saved_llama
+from ditto_core.backends.vllm import serving
+from ditto_core.errors import BackendError
+from ditto_core.pair.pair import Pair, PairOptions
+from ditto_core.spec import EngineSpec, ModelSource
+from tests.vllm_pairs import PORTS, PROFILE, PROMPTS, SITES, pair_of, saved_llama
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make vllm")
 
@@ -197,3 +202,28 @@ def test_a_window_in_one_layer_of_smollm2_is_found_and_named(workspace, smollm2)
     assert run.first_bad.site == "model.layers.12.self_attn:context"
     assert run.localization.blamed[0].site == run.first_bad.site
     assert "has a window of 3" in " ".join(run.localization.causes[0].evidence)
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM as Base
+class OwnConfig(LlamaConfig):
+    model_type = "llama_of_its_own"
+class LlamaForCausalLM(Base):
+    config_class = OwnConfig
+"""
+
+
+def test_a_configuration_of_its_own_is_served_where_it_is_trusted(workspace, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = shutil.copytree(model, tmp_path / "own")
+    (folder / "own.py").write_text(OWN_CODE)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "llama_of_its_own"}
+    code = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.LlamaForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": code}))
+    spec = EngineSpec.of(str(folder), backend="vllm", outputs=SITES, profile=PROFILE)
+    with pytest.raises(BackendError, match=r"vLLM does not serve own: it brings code of its own; read it, then give"):
+        serving.start(spec, str(folder), tapped=True)
+    trusted = dataclasses.replace(spec, model=ModelSource(str(folder), trust_remote_code=True))
+    pair = Pair(workspace, trusted, PairOptions(observer=False))
+    pair.generate(PROMPTS, max_new_tokens=2).assert_close()
+    pair.close()

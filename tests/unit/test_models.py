@@ -5,6 +5,7 @@ import json
 import os
 import re
 from contextlib import suppress
+from importlib import metadata
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from ditto_core.cache import Cache
+from ditto_core.engines.keys import graph_key, outline_key
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import ModelError
 from ditto_core.model import states
 from ditto_core.model.checkpoint import load_tokenizer
 from ditto_core.model.loading import is_decoder, load_model, tiny_decoder
-from ditto_core.spec import ModelSource
+from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.stepping.solo import tokenizer_for
 from tests.zoo import FAMILIES
 
@@ -220,6 +222,21 @@ def test_an_adapter_whose_base_lies_elsewhere_is_refused(tmp_path):
     (tmp_path / "adapter_model.safetensors").touch()
     with pytest.raises(ModelError, match=r"is an adapter, expected it beside its base model, or merged into that$"):
         load_model(ModelSource(str(tmp_path)))
+
+
+@pytest.mark.parametrize("key", [lambda spec: graph_key(spec, "same"), lambda spec: outline_key(spec, "same")])
+def test_pefts_version_is_part_of_the_key_of_what_has_an_adapter_only(key, tmp_path, monkeypatch):
+    known = metadata.version
+
+    def keys():
+        for number in ("0.18.0", "0.19.0"):
+            monkeypatch.setattr(metadata, "version", lambda name, n=number: n if name == "peft" else known(name))
+            yield key(EngineSpec.of(str(tmp_path)))
+
+    saved(tmp_path)
+    assert len({*keys()}) == 1
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert len({*keys()}) == 2
 
 
 TOKENIZER_CODE = """

@@ -3,18 +3,21 @@
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalLM
 
-from ditto_core.backends.trtllm.backend import refuse_own_code
+from ditto_core.backends.trtllm.backend import MANIFEST, TrtllmBackend, trusted_model
+from ditto_core.backends.vllm import serving
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import BackendError, ModelError
 from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.model.own_code import model_class
-from ditto_core.spec import ModelSource
+from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.stepping.solo import source_batch
 
 CODE = """
@@ -88,6 +91,23 @@ def test_trust_is_part_of_the_identity_of_a_checkpoint_with_code_of_its_own_only
     assert len(digests(checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM"))) == 2
 
 
+@pytest.mark.parametrize(
+    ("file", "auto_map"),
+    [
+        ("config.json", {"AutoModelForCausalLM": "owner/repo--code_of_its_own.LlamaForCausalLM"}),
+        ("tokenizer_config.json", {"AutoTokenizer": [None, "owner/repo--code_of_its_own.Tokenizer"]}),
+    ],
+)
+def test_trusted_code_of_another_repository_is_refused(file, auto_map, checkpoint):
+    location = checkpoint("LlamaForCausalLM")
+    written = Path(location, file)
+    known = json.loads(written.read_text()) if written.exists() else {}
+    written.write_text(json.dumps({**known, "auto_map": auto_map}))
+    with pytest.raises(ModelError, match=r"another repository .owner/repo--.*, expected it beside the weights"):
+        load_model(ModelSource(location, trust_remote_code=True))
+    assert type(load_model(ModelSource(location)).module) is LlamaForCausalLM
+
+
 def config(architecture, kind=LlamaConfig, **own):
     return kind(architectures=architecture and [architecture], auto_map={k: f"code.{name}" for k, name in own.items()})
 
@@ -127,9 +147,45 @@ def test_generating_asks_nothing_on_stdin_about_a_configurations_own_code(tmp_pa
         source_batch(ModelSource(str(tmp_path)), [[1]], None, None, 1)
 
 
-def test_a_builder_that_trusts_unasked_gets_no_untrusted_code(checkpoint, plain):
+def test_tensorrt_llm_which_trusts_unasked_gets_no_untrusted_code(checkpoint, plain, tmp_path):
     folder = checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM")
-    with pytest.raises(BackendError, match=r"not given to TensorRT-LLM's builder: it brings code of its own; read it"):
-        refuse_own_code(ModelSource(folder), Path(folder))
-    refuse_own_code(ModelSource(folder, trust_remote_code=True), Path(folder))
-    refuse_own_code(ModelSource(str(plain)), plain)
+    with pytest.raises(BackendError, match=r"not given to TensorRT-LLM: it brings code of its own; read it"):
+        trusted_model({}, EngineSpec.of(folder, backend="trtllm"), tmp_path)
+    trusted = ModelSource(folder, trust_remote_code=True)
+    assert trusted_model({}, EngineSpec.of(trusted, backend="trtllm"), tmp_path) == folder
+    assert trusted_model({}, EngineSpec.of(str(plain), backend="trtllm"), tmp_path) == str(plain)
+
+
+def test_its_pytorch_backend_is_not_opened_with_untrusted_code_either(checkpoint, tmp_path):
+    folder = checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM")
+    (tmp_path / MANIFEST).write_text('{"engine": "pytorch"}')
+    with pytest.raises(BackendError, match="not given to TensorRT-LLM"):
+        TrtllmBackend().open(EngineSpec.of(folder, backend="trtllm"), tmp_path, ())
+
+
+class StandInForVllm(ModuleType):
+    """Takes no model: it refuses each in vLLM's words, and keeps what it was given."""
+
+    def LLM(self, model, **settings):
+        self.given = settings
+        raise ValueError("Failed to load the model config. Consider setting `trust_remote_code=True` in LLM")
+
+
+@pytest.mark.parametrize(
+    ("own", "trust", "option", "passed", "said"),
+    [
+        (True, False, {}, False, r"it brings code of its own; read it, then give ModelSource\("),
+        (True, True, {}, True, "Failed to load"),
+        (False, False, {}, False, "Failed to load"),
+        (True, True, {"checkpoint": "here"}, False, r"its checkpoint brings .* options=.'engine\.trust_remote_code'"),
+        (True, False, {"checkpoint": "here", "engine.trust_remote_code": True}, True, "Failed to load"),
+    ],
+)
+def test_vllm_is_told_what_a_model_may_run(own, trust, option, passed, said, checkpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", vllm := StandInForVllm("vllm"))
+    folder = checkpoint("LlamaForCausalLM", **({"AutoModelForCausalLM": "LlamaForCausalLM"} if own else {}))
+    options = {name: folder if value == "here" else value for name, value in option.items()}
+    source = ModelSource(folder, trust_remote_code=trust)
+    with pytest.raises(BackendError, match=f"^vLLM does not serve model: {said}"):
+        serving.start(EngineSpec.of(source, backend="vllm", options=options), folder, tapped=True)
+    assert vllm.given["trust_remote_code"] is passed

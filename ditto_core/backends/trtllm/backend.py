@@ -17,7 +17,7 @@ from ditto_core.errors import BackendError
 from ditto_core.model.own_code import names_code, untrusted
 from ditto_core.session import Session
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec, ModelSource, ShapeProfile
+from ditto_core.spec import EngineSpec, ShapeProfile
 from ditto_core.system.fingerprint import directory_digest
 from ditto_core.system.gpus import describe_gpu
 
@@ -91,11 +91,10 @@ class TrtllmBackend:
         facts = model_facts(request, self.name)
         engine = choose(options, detect.require())
         (request.directory / MANIFEST).write_text(json.dumps({"engine": engine, **facts}) + "\n")
+        model = trusted_model(facts, request.spec, request.directory)
         if engine == "pytorch":
             return torch_report(request.taps)
         wanted, refused = requested(request.taps)
-        model = served_model(facts, request.spec, request.directory)
-        refuse_own_code(request.spec.model, Path(model))
         report = run_build(request, options, model, {each.name: each.alias for each in wanted})
         taps, missing = delivered(wanted, report, engine_config(request.directory)["pretrained_config"])
         return BuildReport(taps, refused | missing, {"outputs": len(report["outputs"]), "builder": options.builder})
@@ -107,18 +106,21 @@ class TrtllmBackend:
 
         manifest = json.loads((directory / MANIFEST).read_text())
         if manifest["engine"] == "pytorch":
-            model = served_model(manifest, spec, directory)
+            model = trusted_model(manifest, spec, directory)
             return TorchSession(spec, model, taps, TrtllmOptions.of(spec).attn_backend)
         return EngineSession(spec, directory, taps)
 
 
-def refuse_own_code(source: ModelSource, model: Path) -> None:
-    """Raise :class:`BackendError` for a checkpoint whose own code TensorRT-LLM's builder would run untrusted.
+def trusted_model(facts: Mapping[str, Any], spec: EngineSpec, directory: Path) -> str:
+    """Return the directory of the model that an engine is built from or serves.
 
-    Its configuration classes take ``trust_remote_code`` for granted.
+    Raises :class:`BackendError` for a checkpoint whose own code TensorRT-LLM would run untrusted: both of its backends
+    take ``trust_remote_code`` for granted when they read a configuration, whatever they are told.
     """
-    if source.factory is None and not source.trust_remote_code and names_code(model):
-        raise BackendError(f"{source.label} is not given to TensorRT-LLM's builder: {untrusted(source)}")
+    model, source = served_model(facts, spec, directory), spec.model
+    if source.factory is None and not source.trust_remote_code and names_code(Path(model)):
+        raise BackendError(f"{source.label} is not given to TensorRT-LLM: {untrusted(source)}")
+    return model
 
 
 def choose(options: TrtllmOptions, found: detect.Installation) -> str:

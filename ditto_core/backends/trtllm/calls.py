@@ -247,7 +247,7 @@ LLM = Call(
     "tensorrt_llm.LLM",
     always(
         *("model", "dtype", "cuda_graph_config", "disable_overlap_scheduler", "kv_cache_config", "max_batch_size"),
-        *("max_seq_len", "max_num_tokens", "skip_tokenizer_init", "attn_backend"),
+        *("max_seq_len", "max_num_tokens", "skip_tokenizer_init", "trust_remote_code", "attn_backend"),
     )
     | {"enable_trtllm_sampler": ("1.0.0", "1.1.0")},
     since="1.0.0",

@@ -50,6 +50,7 @@ class TorchSession(ServedSession):
             max_seq_len=limit,
             max_num_tokens=limit,
             skip_tokenizer_init=True,
+            trust_remote_code=spec.model.trust_remote_code,
             attn_backend=attn_backend,
         )
         self._engine = worker_engine(self._llm)

@@ -19,8 +19,9 @@ from typing import Any
 
 from torch import nn
 
-from ditto_core.backends.vllm.vllm_options import VllmOptions
+from ditto_core.backends.vllm.vllm_options import PREFIX, VllmOptions
 from ditto_core.errors import BackendError, first_line
+from ditto_core.model.own_code import names_code, untrusted
 from ditto_core.session import Pass
 from ditto_core.spec import EngineSpec
 from ditto_core.system.environment import environment
@@ -32,6 +33,7 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+TRUST = "trust_remote_code"
 ATTENTION = "Attention"
 """Class of the modules that hold the attention kernel: their arguments are queries, keys and values after RoPE."""
 
@@ -65,7 +67,8 @@ def installed() -> dict[str, str]:
 def start(spec: EngineSpec, model: str, tapped: bool) -> Any:
     """Start ``vllm.LLM`` so that a step is one pass over all rows, each prompt whole; ``engine.X`` may say otherwise.
 
-    Raises :class:`BackendError` with vLLM's own reason when it refuses the model or a setting.
+    Trust in the model's own code is none in a checkpoint that is served in its place. Raises :class:`BackendError` with
+    vLLM's own reason when it refuses the model or a setting.
     """
     options = VllmOptions.of(spec)
     profile = spec.profile
@@ -83,15 +86,26 @@ def start(spec: EngineSpec, model: str, tapped: bool) -> Any:
         "disable_log_stats": True,
         "max_logprobs": -1,
         "seed": 0,
+        TRUST: spec.model.trust_remote_code and not options.checkpoint,
+        **options.engine,
     }
     with environment({name: os.environ.get(name, value) for name, value in VARIABLES.items()}):
         try:
-            llm = importlib.import_module("vllm").LLM(model, **{**settings, **options.engine})
+            llm = importlib.import_module("vllm").LLM(model, **settings)
         except Exception as error:  # vLLM raises what its parts raise
-            raise BackendError(f"vLLM does not serve {spec.model.label}: {first_line(error)}") from error
+            needs_code = TRUST in str(error) and not settings[TRUST] and names_code(Path(model))
+            problem = untrusted_code(spec) if needs_code else first_line(error)
+            raise BackendError(f"vLLM does not serve {spec.model.label}: {problem}") from error
     running().add(llm)
     release(runner_of(llm).model)
     return llm
+
+
+def untrusted_code(spec: EngineSpec) -> str:
+    """Return what is to be done about code that vLLM needs and that is not trusted."""
+    if VllmOptions.of(spec).checkpoint:
+        return f"its checkpoint brings code of its own; read it, then give options={{'{PREFIX}{TRUST}': True}}"
+    return untrusted(spec.model)
 
 
 def release(model: nn.Module) -> None:

@@ -108,8 +108,9 @@ class VllmSession(ServedSession):
 
     @cached_property
     def _tokenizer(self) -> Any:
+        trust = {serving.TRUST: self._config.trust_remote_code}
         try:
-            return importlib.import_module("vllm.tokenizers").get_tokenizer(self._config.tokenizer)
+            return importlib.import_module("vllm.tokenizers").get_tokenizer(self._config.tokenizer, **trust)
         except Exception:  # noqa: BLE001 - vLLM raises what its parts raise where there is no tokenizer
             return None
 

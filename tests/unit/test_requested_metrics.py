@@ -20,8 +20,8 @@ from ditto_core.compare.dumps import compare_dumps
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.requested import measure_requested
-from ditto_core.compare.rules import load_tolerance, spelled
 from ditto_core.compare.tolerance import Tolerance, by_rule
+from ditto_core.compare.tolerance_files import load_tolerance, spelled
 from ditto_core.errors import UsageError
 from ditto_core.report.schema import comparison_schema
 from ditto_core.session import SessionInfo

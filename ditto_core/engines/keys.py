@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,8 @@ def engine_key(spec: EngineSpec, backend: Backend, content: str) -> str:
     return fingerprint(content, facts, {**backend.versions(), **own})
 
 
-def export_versions() -> list[str | int]:
+@cache
+def export_versions() -> tuple[str | int, ...]:
     """Return what decides an export beside the model. Importing onnxscript for its version would take seconds."""
     import torch
     import transformers
@@ -66,4 +68,4 @@ def export_versions() -> list[str | int]:
     from ditto_core.model.exported import FORMAT
     from ditto_core.version import __version__
 
-    return [__version__, FORMAT, torch.__version__, transformers.__version__, metadata.version("onnxscript")]
+    return __version__, FORMAT, torch.__version__, transformers.__version__, metadata.version("onnxscript")

@@ -122,8 +122,12 @@ class Pair:
         if isinstance(batch, TokenBatch):
             self._check_profile(batch, max_new_tokens)
         check_runs(self.spec.backend)
-        self._check_fits(batch)
-        self._fed = batch if isinstance(batch, TokenBatch) else batch.sequencer().inputs()
+        first = batch.sequencer().inputs()
+        if isinstance(batch, TokenBatch):
+            check_padding(self.sessions.export, batch)
+        else:
+            self.sessions.export.check(first)
+        self._fed = batch if isinstance(batch, TokenBatch) else first
         tokenizer = self.tokenizer
         decode = (lambda ids: str(tokenizer.decode(ids))) if tokenizer is not None else None
 
@@ -139,10 +143,10 @@ class Pair:
                 on_step=self.on_step,
             )
 
-        notes = parts_not_run(self.model_config, batch.sequencer().inputs())
+        notes = parts_not_run(self.model_config, first)
         notes += input_differences(self.sessions.engine, batch, model.module, tokenizer, self.spec.dtype)
         notes += self.sessions.weight_differences
-        return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
+        return self._run(run_fn, [digests(first), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:
         """Compare one forward pass of a model that is not a decoder, on its example inputs unless others are given."""
@@ -250,12 +254,6 @@ class Pair:
             given[DECODED] = first_ids(module.config, config, rows_of(given))
         start = given.pop(name)
         return SourceBatch(given, start, texts, allowed_tokens(config, start.shape[1], steps), name)
-
-    def _check_fits(self, batch: TokenBatch | SourceBatch) -> None:
-        if isinstance(batch, TokenBatch):
-            check_padding(self.sessions.export, batch)
-        else:
-            self.sessions.export.check(batch.sequencer().inputs())
 
     def encode(self, prompts: Prompt | Sequence[Prompt], *, left: bool = True) -> TokenBatch:
         """Turn prompts into a batch of this model's tokens, padded on the left or the right."""

@@ -70,10 +70,10 @@ class Sessions:
     def output_axes(self) -> dict[str, tuple[str, ...]]:
         """The names of the dimensions of the final outputs in the exported graph; empty for a decoder, whose logits are
         [batch, length, vocab], and where there is no graph."""
-        from ditto_core.graphs.graph import Graph
-
         if self.built.decoder or not self.export.onnx_path.exists():
             return {}
+        from ditto_core.graphs.graph import Graph
+
         graph = Graph.read(self.export.onnx_path)
         return {name: graph.axes(name) for name in self.export.finals}
 

@@ -20,7 +20,7 @@ from ditto_core.model.forward import DECODED
 from ditto_core.session import Session, Staged, TapSink
 from ditto_core.sites import final_site
 from ditto_core.stepping.choosing import flips_of
-from ditto_core.stepping.comparer import Comparer
+from ditto_core.stepping.comparer import Comparer, same_tensor
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.prompts import SourceBatch, TokenBatch, likeliest
@@ -235,7 +235,9 @@ def observe(
     for name, expected in untapped.items():
         if name not in tapped:
             continue
-        effect = ObserverEffect(measure(tapped[name], expected, equal_nan=True).rel_l2, step, name)
+        same = same_tensor(tapped[name], expected)
+        error = 0.0 if same else measure(tapped[name], expected, equal_nan=True).rel_l2
+        effect = ObserverEffect(error, step, name)
         if found.observer is None or effect.rel_l2 > found.observer.rel_l2:
             found.observer = effect
 

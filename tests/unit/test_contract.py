@@ -97,6 +97,12 @@ def test_an_onnxruntime_test_loads_no_other_backend(tmp_path, isolated_environme
     assert "2 passed" in done.stdout
 
 
+def test_what_runs_a_cached_engine_loads_no_onnx():
+    """It takes 0.2 s of every run whose exports and engines are there."""
+    code = "import sys, ditto_core.pair.pair, ditto_core.backends.onnxruntime; assert 'onnx' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_distributions_are_read_once_for_an_import_path(monkeypatch, tmp_path):
     """Reading them takes 20 ms, which 5,000 tests must not pay twice each."""
     seen, real = [], base.entry_points

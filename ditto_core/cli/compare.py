@@ -99,7 +99,8 @@ def compare_files(actual: Path, expected: Path, json_file: Path | None) -> None:
 
 def show(found: Comparison, verbose: bool) -> None:
     """Print the notes, the table, and why the comparison failed."""
-    from ditto_core.compare.text import ROWS, failure_message, table
+    from ditto_core.compare.table import ROWS, table
+    from ditto_core.compare.text import failure_message
 
     for note in found.notes:
         typer.echo(visible(f"note: {note}"), err=True)

@@ -43,7 +43,7 @@ def command(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="All sites in the table, not the worst.")] = False,
 ) -> None:
     """Show a comparison that was made before. Without an option, as a table."""
-    from ditto_core.compare.text import ROWS, table
+    from ditto_core.compare.table import ROWS, table
     from ditto_core.report.source import open_comparison
 
     wanted = {"html": html, "markdown": markdown, "junit": junit, "figure": figure, "json": json}

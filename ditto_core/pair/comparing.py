@@ -19,7 +19,8 @@ from ditto_core.pair.inputs import rounded
 from ditto_core.pair.pair import AnyInputs, Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec, ModelSource, parse_backend
-from ditto_core.stepping.lockstep import Sides, single_step
+from ditto_core.stepping.lockstep import single_step
+from ditto_core.stepping.sides import Sides
 from ditto_core.system.files import path_of
 from ditto_core.system.receipt import make_receipt
 

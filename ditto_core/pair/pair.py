@@ -25,8 +25,9 @@ from ditto_core.spec import EngineSpec
 from ditto_core.stepping.choosing import allowed_tokens, first_ids
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.inputs import input_differences, position_differences
-from ditto_core.stepping.lockstep import Sides, TapReader, lockstep, rows_of, single_step
+from ditto_core.stepping.lockstep import lockstep, rows_of, single_step
 from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode
+from ditto_core.stepping.sides import Sides, TapReader
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import Localization

@@ -22,7 +22,7 @@ from ditto_core.compare.tolerance import TABLE
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError
 from ditto_core.model.exported import Export
-from ditto_core.model.loading import tiny_decoder
+from ditto_core.model.tiny import tiny_decoder
 from ditto_core.session import Session
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec, Range, ShapeProfile

@@ -215,7 +215,7 @@ def read(item: pytest.Item) -> Wanted:
 
 def read_spec(arguments: Mapping[str, Any]) -> EngineSpec:
     """Build and check the spec. Raises :class:`UsageError`; nothing is loaded."""
-    from ditto_core.backends.base import backend_names
+    from ditto_core.backends.registry import backend_names
     from ditto_core.spec import FILE_BACKENDS, EngineSpec
 
     chosen = {name: arguments[name] for name in Arguments.known().spec if name in arguments}

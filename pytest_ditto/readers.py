@@ -89,7 +89,7 @@ def read_seconds(text: str, _: Path) -> float:
 
 def read_backend(text: str, _: Path) -> str:
     """Return the name of a registered backend."""
-    from ditto_core.backends.base import backend_names
+    from ditto_core.backends.registry import backend_names
     from ditto_core.spec import parse_backend
 
     names = backend_names()

@@ -37,7 +37,7 @@ BARE, SAME = "assert <Comparison: ", 80
 
 def header(config: pytest.Config) -> str:
     """Return the line above the tests: backends, libraries and cache, without importing any of them."""
-    from ditto_core.backends.base import backend_names, libraries
+    from ditto_core.backends.registry import backend_names, libraries
     from ditto_core.cache import default_root
 
     found = {name: version(*libraries(name)) for name in (*backend_names(), "torch", "transformers")}

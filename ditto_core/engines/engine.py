@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsElsewhere, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsElsewhere
+from ditto_core.backends.registry import get_backend
 from ditto_core.engines.copied import check_digests, write_digests
 from ditto_core.errors import BuildError, DittoError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.exported import Export

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts
+from ditto_core.backends.registry import get_backend
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.engine import Engine, build_into, write_artifacts
 from ditto_core.engines.keys import content_key, dequantized_key, engine_key, graph_key, outline_key

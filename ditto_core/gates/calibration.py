@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import check_runs
+from ditto_core.backends.registry import check_runs
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.tolerance_files import Measured
 from ditto_core.engines.workers import Run, in_process

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ditto_core.backends.base import backend_names
+from ditto_core.backends.registry import backend_names
 from ditto_core.compare.comparison import Comparison
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
 from ditto_core.engines.origin import another_model

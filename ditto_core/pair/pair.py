@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ditto_core.backends.base import check_runs
+from ditto_core.backends.registry import check_runs
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.engines.engine import Engine
 from ditto_core.engines.workspace import Workspace

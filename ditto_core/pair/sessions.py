@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import ServesRequests, check_runs, get_backend
+from ditto_core.backends.base import ServesRequests
+from ditto_core.backends.registry import check_runs, get_backend
 from ditto_core.engines.origin import refuse_another_model
 from ditto_core.engines.staged import StagedSession, open_engine
 from ditto_core.errors import UsageError

@@ -10,7 +10,8 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from ditto_core.backends.base import BuildRequest, get_backend
+from ditto_core.backends.base import BuildRequest
+from ditto_core.backends.registry import get_backend
 from ditto_core.backends.tensorrt import TensorRTBackend
 from ditto_core.backends.tensorrt.build import Order, configure, give_timings, serialize
 from ditto_core.backends.tensorrt.layers import load_layers

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from ditto_core.compare._blocks import BLOCK, Buffers, Plan, plan
 from ditto_core.compare._record import Metrics
 from ditto_core.compare.ulp import coarser, spacing, tolerance
 from ditto_core.errors import DittoError, UsageError
+from ditto_core.system.threads import torch_threads
 
 THREADED = 1 << 20
 """Elements from which a second thread pays for its start."""
@@ -190,7 +191,7 @@ def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
     workers = min(workers, max(1, layout.count))
     if size < BLOCK // 4:
         return run_part(layout, rules, 0, layout.count)
-    with single_threaded_torch():
+    with torch_threads(1):  # torch's own for a block would fight with the workers for the cores
         if workers <= 1:
             return run_part(layout, rules, 0, layout.count)
         cuts = [layout.count * i // workers for i in range(workers + 1)]
@@ -206,17 +207,6 @@ def worker_count(size: int) -> int:
     if size < THREADED:
         return 1
     return min(MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-@contextmanager
-def single_threaded_torch() -> Iterator[None]:
-    """Keep torch from starting threads of its own for a block: they would fight with the workers for the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run_part(layout: Plan, rules: Rules, first: int, last: int) -> Accumulator:

@@ -70,7 +70,7 @@ def measure(
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Tensors:
     """Two tensors of one shape on one device, an optional mask of that shape, and the dimensions to split by."""
 
     actual: torch.Tensor
@@ -83,13 +83,13 @@ class Pair:
         return plan([t for t in (self.actual, self.expected, self.valid) if t is not None], self.axes, block)
 
 
-def prepare(actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None, axes: Sequence[str]) -> Pair:
+def prepare(actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None, axes: Sequence[str]) -> Tensors:
     """Check that two tensors can be compared, and bring them together. Raises as :func:`measure` does."""
     if actual.shape != expected.shape:
         raise ShapeMismatch(actual.shape, expected.shape)
     if axes and len(axes) != actual.dim():
         raise UsageError(f"{len(axes)} axes for {actual.dim()} dimensions: {', '.join(map(repr, axes))}")
-    return Pair(*together(actual.detach(), expected.detach(), valid), split_axes(axes))
+    return Tensors(*together(actual.detach(), expected.detach(), valid), split_axes(axes))
 
 
 def measure_complex(
@@ -140,7 +140,7 @@ def magnitudes(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def make_rules(
-    pair: Pair, rtol: float | None, atol: float | None, equal_nan: bool, coarse: torch.dtype | None = None
+    pair: Tensors, rtol: float | None, atol: float | None, equal_nan: bool, coarse: torch.dtype | None = None
 ) -> Rules:
     """Fill in the tolerances that were not given; ``coarse``: the dtype that they are of, if it is not the pair's."""
     coarse = coarse or coarser(pair.actual.dtype, pair.expected.dtype)
@@ -179,7 +179,7 @@ def split_axes(axes: Sequence[str]) -> list[tuple[str, int]]:
     return [(name, dim) for name, dim in found if dim is not None]
 
 
-def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
+def walk(pair: Tensors, rules: Rules, threads: int | None) -> Accumulator:
     """Run the pass on the device that holds the pair: in one kernel, in this thread, or in several over equal parts."""
     if cuda.usable(pair.actual) and torch.uint64 not in (pair.actual.dtype, pair.expected.dtype):
         # Float64 numbers beyond the range of their squares are rare; the CPU has the scaled sums for them.

@@ -23,8 +23,9 @@ from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import BackendError, BuildError, UsageError
 from ditto_core.pair.pair import Pair
+from ditto_core.profile import ShapeProfile
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec, ShapeProfile
+from ditto_core.spec import EngineSpec
 from tests.engines.onnx_files import node, save, two_layers
 from tests.models import DECODERS, bert, conv_net
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ditto_core.backends.base import get_backend
 from ditto_core.backends.matrix import MEASURED_FILE, markdown
+from ditto_core.backends.registry import get_backend
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import DittoError, first_line
 from ditto_core.model.loading import tiny_decoder

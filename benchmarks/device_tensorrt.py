@@ -52,7 +52,7 @@ def environment(bench: Bench) -> dict[str, str]:
     import torch
     import transformers
 
-    from ditto_core.backends.base import get_backend
+    from ditto_core.backends.registry import get_backend
 
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "onnx": onnx.__version__}
     return {**get_backend("tensorrt").versions(), **versions, "python": sys.version.split()[0]}

@@ -21,7 +21,7 @@ from ditto_core.cache import Cache
 from ditto_core.compare.blame import Localization
 from ditto_core.engines.workspace import Workspace
 from ditto_core.localize import EVERYTHING
-from ditto_core.model.loading import FAMILIES, tiny_decoder
+from ditto_core.model.tiny import FAMILIES, tiny_decoder
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
 

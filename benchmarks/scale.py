@@ -21,8 +21,9 @@ from ditto_core.compare.text import headline
 from ditto_core.report.write import write_report
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
-from ditto_core.stepping.lockstep import Sides, lockstep
+from ditto_core.stepping.lockstep import lockstep
 from ditto_core.stepping.prompts import TokenBatch, encode
+from ditto_core.stepping.sides import Sides
 
 VOCABULARY, WIDTH = 100, 64
 

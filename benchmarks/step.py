@@ -26,9 +26,10 @@ from ditto_core.compare.tolerance import Tolerance
 from ditto_core.model.loading import LoadedModel
 from ditto_core.session import Session
 from ditto_core.sites import Tap
-from ditto_core.stepping.lockstep import Sides, run_step
+from ditto_core.stepping.lockstep import run_step
 from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.prompts import Sequencer, TokenBatch
+from ditto_core.stepping.sides import Sides
 
 STEPS, PROMPT, VOCABULARY = 12, 64, 128256
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp", "")

@@ -22,7 +22,7 @@ from ditto_core.cache import Cache
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.tolerance import EPSILON
 from ditto_core.engines.workspace import Workspace
-from ditto_core.model.loading import FAMILIES, tiny_decoder
+from ditto_core.model.tiny import FAMILIES, tiny_decoder
 from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec, ModelSource

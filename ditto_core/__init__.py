@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ditto_core.pair.comparing import compare_engine as compare_engine
     from ditto_core.pair.pair import Pair as Pair
     from ditto_core.pair.pair_options import PairOptions as PairOptions
+    from ditto_core.profile import ShapeProfile as ShapeProfile
     from ditto_core.spec import EngineSpec as EngineSpec
     from ditto_core.spec import ModelSource as ModelSource
-    from ditto_core.spec import ShapeProfile as ShapeProfile
     from ditto_core.trace import Trace as Trace
 
 _PUBLIC = {
@@ -44,7 +44,7 @@ _PUBLIC = {
     "DittoError": "ditto_core.errors",
     "EngineSpec": "ditto_core.spec",
     "ModelSource": "ditto_core.spec",
-    "ShapeProfile": "ditto_core.spec",
+    "ShapeProfile": "ditto_core.profile",
     "open_session": "ditto_core.engines.workspace",
     "tap": "ditto_core.model.recorder",
 }

@@ -11,11 +11,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.tolerance import Tolerance
-from ditto_core.engines.workspace import torch_threads
 from ditto_core.errors import BackendError, UsageError
-from ditto_core.stepping.lockstep import Sides, lockstep
+from ditto_core.stepping.lockstep import lockstep
+from ditto_core.stepping.sides import Sides
 from ditto_core.system.atomic import write_atomic
 from ditto_core.system.files import parse_json, read_text
+from ditto_core.system.threads import torch_threads
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison

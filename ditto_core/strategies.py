@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from ditto_core.errors import UsageError
-from ditto_core.spec import Range, ShapeProfile, parse_dtype
+from ditto_core.profile import Range, ShapeProfile
+from ditto_core.spec import parse_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

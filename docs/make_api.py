@@ -13,6 +13,7 @@ import pdoc
 MODULES = (
     "ditto_core",
     "ditto_core.backends.base",
+    "ditto_core.backends.registry",
     "ditto_core.causes",
     "ditto_core.dumps",
     "ditto_core.errors",

@@ -24,7 +24,7 @@ WIDTH = 150
 CONFTEST = """
 import pytest
 from ditto_core.backends.onnxruntime import ENGINE_FILE, OnnxRuntimeBackend
-from ditto_core.model.loading import tiny_decoder
+from ditto_core.model.tiny import tiny_decoder
 from tests.faults import scale_weight
 
 tiny_decoder("llama")  # what importing libraries has to say is said here, not in the picture
@@ -43,7 +43,7 @@ def faulty_engine(monkeypatch):
 
 TEST = """
 import pytest
-from ditto_core.model.loading import tiny_decoder
+from ditto_core.model.tiny import tiny_decoder
 
 def tiny_llama():
     return tiny_decoder("llama")

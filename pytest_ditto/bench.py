@@ -85,7 +85,7 @@ def unavailable(spec: EngineSpec) -> str:
 
     Raises :class:`DtypeMissing` for a dtype that the backend lacks, and :class:`UsageError` for an unknown option.
     """
-    from ditto_core.backends.base import get_backend
+    from ditto_core.backends.registry import get_backend
 
     try:
         backend = get_backend(spec.backend)

@@ -215,7 +215,7 @@ def read(item: pytest.Item) -> Wanted:
 
 def read_spec(arguments: Mapping[str, Any]) -> EngineSpec:
     """Build and check the spec. Raises :class:`UsageError`; nothing is loaded."""
-    from ditto_core.backends.base import backend_names
+    from ditto_core.backends.registry import backend_names
     from ditto_core.spec import FILE_BACKENDS, EngineSpec
 
     chosen = {name: arguments[name] for name in Arguments.known().spec if name in arguments}
@@ -233,8 +233,8 @@ def read_spec(arguments: Mapping[str, Any]) -> EngineSpec:
 
 def read_pair_options(arguments: Mapping[str, Any], options: PytestOptions, root: Path) -> PairOptions:
     """Build and check the pair's options; the project's tolerances stand behind the marker's. Raises ``UsageError``."""
-    from ditto_core.compare.rules import project_tolerance
     from ditto_core.compare.tolerance import Tolerance
+    from ditto_core.compare.tolerance_files import project_tolerance
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.pair.reference import check_reference
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ditto_core.report.write import MANY
 from pytest_ditto.readers import (
     FAILED,
     read_backend,
@@ -163,7 +164,7 @@ SETTINGS = (
     Setting(
         "reports",
         read_reports,
-        "Write all comparisons of this run to PATH, as html, json, markdown or history; repeatable",
+        f"Write all comparisons of this run to PATH, KIND one of {', '.join(MANY)}; repeatable",
         "KIND:PATH",
         "DITTO_REPORT",
         flag_name="report",

@@ -11,13 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ditto_core.errors import nearest
+from ditto_core.report.write import MANY
 
 FAILED, ALL = "failed", "all"
-
-
-REPORTS = ("history", "html", "json", "markdown")
-
-
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -93,7 +89,7 @@ def read_seconds(text: str, _: Path) -> float:
 
 def read_backend(text: str, _: Path) -> str:
     """Return the name of a registered backend."""
-    from ditto_core.backends.base import backend_names
+    from ditto_core.backends.registry import backend_names
     from ditto_core.spec import parse_backend
 
     names = backend_names()
@@ -110,9 +106,9 @@ def read_reports(text: str, base: Path) -> tuple[tuple[str, Path], ...]:
 def read_report(text: str, base: Path) -> tuple[str, Path]:
     """Return kind and file of one report; what it needs must be installed."""
     kind, colon, path = text.partition(":")
-    if kind not in REPORTS or not path:
-        hint = nearest(kind, REPORTS) if colon else ""
-        raise ValueError(f"KIND:PATH, the kind one of {', '.join(REPORTS)}{hint}")
+    if kind not in MANY or not path:
+        hint = nearest(kind, MANY) if colon else ""
+        raise ValueError(f"KIND:PATH, the kind one of {', '.join(MANY)}{hint}")
     if kind == "html" and find_spec("jinja2") is None:
         raise ValueError("jinja2 to be installed: pip install 'pytest-ditto-engine[report]'")
     file = base / Path(path).expanduser()

@@ -37,7 +37,7 @@ BARE, SAME = "assert <Comparison: ", 80
 
 def header(config: pytest.Config) -> str:
     """Return the line above the tests: backends, libraries and cache, without importing any of them."""
-    from ditto_core.backends.base import backend_names, libraries
+    from ditto_core.backends.registry import backend_names, libraries
     from ditto_core.cache import default_root
 
     found = {name: version(*libraries(name)) for name in (*backend_names(), "torch", "transformers")}
@@ -156,7 +156,7 @@ def shorten(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
 
 def add_tables(report: pytest.TestReport, runs: list[Comparison], *, everything: bool) -> None:
     """Append a table of the worst sites for each comparison that failed; or of all sites, for each comparison."""
-    from ditto_core.compare.text import ROWS, table
+    from ditto_core.compare.table import ROWS, table
 
     shown = [run for run in runs if everything or not run]
     report.sections += [("ditto-engine", table(run, len(run.sites) if everything else ROWS)) for run in shown]

@@ -98,7 +98,7 @@ def write_all(config: pytest.Config, files: Iterable[tuple[str, str]]) -> Iterat
 
 def calibrated(runs: Iterable[Comparison], path: Path) -> str:
     """Write measured bounds, and say how many or why not."""
-    from ditto_core.compare.rules import calibrate
+    from ditto_core.compare.tolerance_files import calibrate
 
     try:
         return f"ditto-engine: {calibrate(runs, path)} tolerance rules in {path}: review and commit them"

@@ -31,7 +31,7 @@ def standin(request, tmp_path_factory, monkeypatch):
     pytest.importorskip("tensorrt_rtx_bindings", reason="the stand-in for TensorRT-LLM builds with TensorRT-RTX")
     import standin_trtllm
 
-    from ditto_core.backends import base
+    from ditto_core.backends import registry
     from ditto_core.backends.trtllm import TrtllmBackend, detect
 
     version = getattr(request, "param", "0.16.0")
@@ -39,7 +39,7 @@ def standin(request, tmp_path_factory, monkeypatch):
     standin_trtllm.write_package(folder, version)
     standin_trtllm.forget()
     monkeypatch.syspath_prepend(str(folder))
-    found = base.get_backend
+    found = registry.get_backend
     monkeypatch.setattr(
         "ditto_core.engines.engine.get_backend", lambda n: TrtllmBackend() if n == "trtllm" else found(n)
     )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ditto_core import tap
-from ditto_core.model.loading import FAMILIES, tiny_decoder
+from ditto_core.model.tiny import FAMILIES, tiny_decoder
 
 
 def llama() -> Any:

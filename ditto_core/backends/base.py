@@ -1,4 +1,4 @@
-"""What a backend must offer, what it may offer, and the registry of backends.
+"""What a backend must offer, and what it may offer.
 
 A backend must be a :class:`Backend`. Everything else is a capability: a protocol of its own, which the rest of the
 library asks for with ``isinstance``. A backend has a capability when it has the protocol's methods.
@@ -6,18 +6,10 @@ library asks for with ``isinstance``. A backend has a capability when it has the
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-from packaging.requirements import Requirement
-
-from ditto_core.errors import BackendError, nearest
-from ditto_core.spec import FILE_BACKENDS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,8 +19,6 @@ if TYPE_CHECKING:
     from ditto_core.session import Session, TakesRequests
     from ditto_core.sites import Tap
     from ditto_core.spec import EngineSpec
-
-ENTRY_POINTS = "ditto_core.backends"
 
 Arrays = Mapping[str, "npt.NDArray[Any]"]
 
@@ -325,63 +315,3 @@ class Inspection:
     layers: tuple[EngineLayer, ...] = ()
     profiles: tuple[Mapping[str, tuple[int, int, int]], ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-def backend_names() -> list[str]:
-    """Return the names of all registered backends, sorted, without those that only ``engine=`` asks for."""
-    return sorted({point.name for point in registered()} - {*FILE_BACKENDS.values()})
-
-
-def registered() -> tuple[EntryPoint, ...]:
-    """Return the entry points of all backends. They are read once for an import path: all distributions are opened."""
-    return _registered(tuple(sys.path))
-
-
-@lru_cache(maxsize=8)
-def _registered(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=ENTRY_POINTS))
-
-
-def get_backend(name: str) -> Backend:
-    """Return a backend by name. Raises :class:`BackendError` for an unknown one."""
-    for point in registered():
-        if point.name == name:
-            backend: Backend = point.load()()
-            return backend
-    names = backend_names()
-    raise BackendError(f"unknown backend {name!r}, registered: {', '.join(names)}{nearest(name, names)}")
-
-
-def libraries(name: str) -> tuple[str, ...]:
-    """Return the distributions that a backend may need, without importing it.
-
-    These are the requirements of the extras that are named after it, ``NAME`` and ``NAME-…``, in the distribution that
-    registers it; without such an extra it is the distribution of the backend's own name.
-    """
-    points = (point for point in registered() if point.name == name)
-    return tuple(dict.fromkeys(each for point in points for each in required(point))) or (name,)
-
-
-def required(point: EntryPoint) -> Iterator[str]:
-    """Yield what the extras that are named after a backend require."""
-    if point.dist is None:
-        return
-    extras = point.dist.metadata.get_all("Provides-Extra") or []
-    own = [extra for extra in extras if extra == point.name or extra.startswith(f"{point.name}-")]
-    for requirement in map(Requirement, point.dist.requires or ()):
-        marker = requirement.marker
-        if marker and not marker.evaluate({"extra": ""}) and any(marker.evaluate({"extra": extra}) for extra in own):
-            yield requirement.name
-
-
-def check_runs(name: str) -> None:
-    """Raise :class:`BackendError` when a backend's engines cannot run here, before one is built to be run."""
-    backend = get_backend(name)
-    if isinstance(backend, NeedsDevice):
-        backend.check_runs()
-
-
-def iter_backends() -> Iterator[Backend]:
-    """Yield every registered backend."""
-    for name in backend_names():
-        yield get_backend(name)

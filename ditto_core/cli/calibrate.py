@@ -42,7 +42,7 @@ def command(
     """
     from ditto_core.cli import screen
     from ditto_core.cli.build import outputs
-    from ditto_core.compare.rules import load_tolerance, write_rules
+    from ditto_core.compare.tolerance_files import load_tolerance, write_rules
     from ditto_core.engines.workers import executor_of
     from ditto_core.gates.calibration import Calibration, calibrate_suite
 

@@ -56,8 +56,8 @@ def command(
 ) -> None:
     """Compare two dumps, step by step and name by name."""
     from ditto_core.compare.dumps import compare_dumps
-    from ditto_core.compare.rules import calibrate as write_rules
     from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance
+    from ditto_core.compare.tolerance_files import calibrate as write_rules
     from ditto_core.spec import parse_dtype
     from ditto_core.stepping.dumps import compare_offline
 
@@ -99,7 +99,8 @@ def compare_files(actual: Path, expected: Path, json_file: Path | None) -> None:
 
 def show(found: Comparison, verbose: bool) -> None:
     """Print the notes, the table, and why the comparison failed."""
-    from ditto_core.compare.text import ROWS, failure_message, table
+    from ditto_core.compare.table import ROWS, table
+    from ditto_core.compare.text import failure_message
 
     for note in found.notes:
         typer.echo(visible(f"note: {note}"), err=True)
@@ -110,8 +111,8 @@ def show(found: Comparison, verbose: bool) -> None:
 
 def tolerance_of(texts: list[str], file: Path | None) -> Tolerance:
     """Return the rules of the command line, of which those on one selector hold together, over those of a file."""
-    from ditto_core.compare.rules import load_tolerance, project_tolerance
     from ditto_core.compare.tolerance import Tolerance
+    from ditto_core.compare.tolerance_files import load_tolerance, project_tolerance
 
     filed = load_tolerance(file) if file else project_tolerance(Path.cwd())
     rules = [parse_rule(text) for text in texts]

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from ditto_core.cli import debug_options as shared
+from ditto_core.cli.debug_words import SEPARATOR, CheckingCommand
 from ditto_core.cli.engine_options import BuildOption, key_value
 from ditto_core.cli.gate_options import Cluster, Jobs
 from ditto_core.cli.results import Json, writable
@@ -16,7 +17,7 @@ from ditto_core.errors import UsageError
 app = typer.Typer(no_args_is_help=True, help="Reduce, bisect and repeat failing builds.")
 
 
-@app.command("reduce", cls=shared.CheckingCommand)
+@app.command("reduce", cls=CheckingCommand)
 @shared.grouped
 def reduce(
     good: shared.GoodSide,
@@ -45,7 +46,7 @@ def reduce(
     typer.echo(str(found.output))
 
 
-@app.command("precision", cls=shared.CheckingCommand)
+@app.command("precision", cls=CheckingCommand)
 @shared.grouped
 def precision(
     good: shared.GoodSide,
@@ -86,7 +87,7 @@ def precision(
     typer.echo(str(found.output))
 
 
-@app.command("build", cls=shared.CheckingCommand)
+@app.command("build", cls=CheckingCommand)
 @shared.grouped
 def build(
     until: shared.UntilWord,
@@ -119,7 +120,7 @@ def build(
     typer.echo(tally.summary())
 
 
-@app.command("repeat", cls=shared.CheckingCommand)
+@app.command("repeat", cls=CheckingCommand)
 @shared.grouped
 def repeat(
     until: shared.UntilWord,
@@ -131,7 +132,7 @@ def repeat(
     from ditto_core.debug.loops import repeat as run
 
     if command and not judgement.check:
-        judgement = replace(judgement, check=shared.SEPARATOR.join(command))
+        judgement = replace(judgement, check=SEPARATOR.join(command))
     check = judgement.judge()
     if check is None:
         raise UsageError("nothing judges the iterations: give --check COMMAND or --interactive")
@@ -141,7 +142,7 @@ def repeat(
     typer.echo(tally.summary())
 
 
-@app.command("bisect", cls=shared.CheckingCommand)
+@app.command("bisect", cls=CheckingCommand)
 @shared.grouped
 def bisect(
     judgement: shared.Judgement,

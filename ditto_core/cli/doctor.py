@@ -21,7 +21,8 @@ def command(
     backend: Annotated[str, typer.Argument(metavar="[BACKEND]", help="Say all about this backend alone.")] = "",
 ) -> None:
     """Show what works on this machine. Versions, backends, the cache, and clashes with other packages named ditto."""
-    from ditto_core.backends.base import Diagnosed, backend_names, get_backend, libraries
+    from ditto_core.backends.base import Diagnosed
+    from ditto_core.backends.registry import backend_names, get_backend, libraries
     from ditto_core.cache import default_root
 
     names = [get_backend(backend).name] if backend else backend_names()
@@ -50,7 +51,7 @@ def installed(name: str) -> str:
 
 def loaded(name: str) -> Backend | str:
     """Return a backend, or why it cannot be loaded: what its module imports may be missing."""
-    from ditto_core.backends.base import get_backend
+    from ditto_core.backends.registry import get_backend
 
     try:
         return get_backend(name)

@@ -46,7 +46,8 @@ def command(
 
 def opened(directory: Path) -> tuple[Engine, Inspection | None]:
     """Load an engine and look inside, where its backend can."""
-    from ditto_core.backends.base import Inspectable, get_backend
+    from ditto_core.backends.base import Inspectable
+    from ditto_core.backends.registry import get_backend
     from ditto_core.engines.engine import Engine
 
     built = Engine.load(directory)

@@ -43,15 +43,16 @@ def command(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="All sites in the table, not the worst.")] = False,
 ) -> None:
     """Show a comparison that was made before. Without an option, as a table."""
-    from ditto_core.compare.text import ROWS, table
+    from ditto_core.compare.table import ROWS, table
     from ditto_core.report.source import open_comparison
 
+    wanted = {"html": html, "markdown": markdown, "junit": junit, "figure": figure, "json": json}
     if against is not None:
-        if html or junit or figure or overlay or onnx or history:
+        others = {**wanted, "markdown": None, "json": None}
+        if any((*others.values(), overlay, onnx, history)):
             raise UsageError("--against goes with --markdown and --json alone")
         show_changes(source, against, markdown, json)
         return
-    wanted = {"html": html, "markdown": markdown, "junit": junit, "figure": figure, "json": json}
     name = show_history(source, history) if history is not None else ""
     if history is not None and not any((*wanted.values(), overlay, onnx)):
         return

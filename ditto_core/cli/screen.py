@@ -46,3 +46,28 @@ def counter(what: str) -> Callable[[int, int], None]:
             console.print(text, highlight=False)
 
     return on_sample
+
+
+class Screen:
+    """Says things on stderr, where a terminal shows a spinner with the latest line above those before.
+
+    The spinner would take the line of a question away: where a person is asked it stands still.
+    """
+
+    def __init__(self, title: str, *, spins: bool = True) -> None:
+        self._console = Console(stderr=True)
+        self._spins = spins and self._console.is_terminal
+        self._status = self._console.status(f"{title} …")
+
+    def __enter__(self) -> Screen:
+        if self._spins:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._status.stop()
+
+    def say(self, message: str) -> None:
+        """Print one line."""
+        self._console.print(f"ditto: {message}", highlight=False, markup=False, soft_wrap=True)
+        self._status.update(message.splitlines()[0])

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ditto_core.compare.verdict import EXPLAINED, Verdict, decide
+from ditto_core.compare._record import decode, encode
+from ditto_core.compare.verdict import DIVERGED, EXPLAINED, Verdict, decide
 from ditto_core.errors import UsageError, nearest
 from ditto_core.sites import matches
+
+if TYPE_CHECKING:
+    from ditto_core.compare.metrics import Metrics
 
 METRICS = (
     *("rel_l2", "max_abs", "mean_abs", "rms", "mse", "max_rel", "mean_rel", "max_ulp"),
@@ -123,9 +127,41 @@ class Rule:
         verdict = decide(self.requested or self.metric, value, self.bound, self.text, at_least=self.at_least)
         return replace(verdict, status=EXPLAINED) if verdict.ok and self.reason else verdict
 
+    def judge(self, metrics: Metrics) -> Verdict:
+        """Judge the metrics of a tensor. Raises :class:`UsageError` where what the rule bounds was not measured.
+
+        Maxima and means leave NaN and Inf out. So an unequal one breaks every bound below infinity, except that NaN on
+        both sides is an element like others where elements are counted.
+        """
+        counted = self.metric in ("mismatched", "mismatch_ratio")
+        unequal = metrics.nan_mismatch + metrics.inf_mismatch if counted else metrics.nonfinite_mismatch
+        if unequal and (self.at_least or self.bound < math.inf):
+            text = f"{self.text}; {unequal} NaN or Inf are never allowed"
+            worst = -math.inf if self.at_least else math.inf
+            return Verdict(DIVERGED, self.requested or self.metric, worst, self.bound, text, self.at_least)
+        if not self.requested:
+            return self.decide(float(getattr(metrics, self.metric)))
+        measured = dict(metrics.requested)
+        if self.requested not in measured:
+            raise UsageError(
+                f"{self.requested} was not measured for {self.selector!r}: compare the tensors again with it"
+            )
+        return self.decide(measured[self.requested])
+
     def applies(self, sites: Sequence[str], step: int) -> bool:
         """Tell whether the rule speaks of a site (by any of its names) at a step."""
         return (self.step is None or self.step == step) and any(matches(self.selector, site) for site in sites)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields; functions that were given as objects are left out, their names stay."""
+        found = asdict(replace(self, functions={}))
+        return {name: encode(value) for name, value in found.items() if name != "functions"}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Rule:
+        """Inverse of :meth:`to_json`, in which an infinite number is a text."""
+        numbers = ("bound", "rtol", "atol")
+        return cls(**{name: decode(value) if name in numbers else value for name, value in data.items()})
 
 
 def parse_rules(selector: str, value: Any) -> Iterator[Rule]:

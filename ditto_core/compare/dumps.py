@@ -18,7 +18,7 @@ from ditto_core.errors import TraceError, UsageError
 
 
 @dataclass(frozen=True)
-class Pair:
+class DumpedPair:
     """Two tensors of the same name in the same step. ``problem`` says why they cannot be compared, if they cannot."""
 
     step: int
@@ -90,12 +90,12 @@ class DumpPairs:
             only_expected=tuple(n for n in theirs if n not in pairs),
         )
 
-    def pairs(self) -> Iterator[Pair]:
+    def pairs(self) -> Iterator[DumpedPair]:
         """Yield every pair of every common step; two tensors are in memory at a time."""
         for step in range(min(self.steps)):
             yield from self._step_pairs(self.match(step))
 
-    def pair(self, step: int, name: str) -> Pair:
+    def pair(self, step: int, name: str) -> DumpedPair:
         """Return one pair that :meth:`match` lists."""
         match = self.match(step)
         return next(self._step_pairs(replace(match, matched={name: match.matched[name]})))
@@ -108,7 +108,7 @@ class DumpPairs:
         """Return step and name of every tensor that only ``expected`` has."""
         return [(step, name) for step in range(min(self.steps)) for name in self.match(step).only_expected]
 
-    def _step_pairs(self, match: StepMatch) -> Iterator[Pair]:
+    def _step_pairs(self, match: StepMatch) -> Iterator[DumpedPair]:
         padding = self.name_map.padding
         real = padding.real((self.actual, self.expected), match.step) if padding else None
         for name, (ours, theirs) in match.matched.items():
@@ -120,7 +120,7 @@ class DumpPairs:
             why = problem(actual, expected)
             if why and padding is None:
                 why += packing(actual, expected)
-            yield Pair(match.step, name, measurable(actual), measurable(expected), why)
+            yield DumpedPair(match.step, name, measurable(actual), measurable(expected), why)
 
 
 def role_pairs(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from ditto_core.compare._blocks import BLOCK, Buffers, Plan, plan
 from ditto_core.compare._record import Metrics
 from ditto_core.compare.ulp import coarser, spacing, tolerance
 from ditto_core.errors import DittoError, UsageError
+from ditto_core.system.threads import torch_threads
 
 THREADED = 1 << 20
 """Elements from which a second thread pays for its start."""
@@ -69,7 +70,7 @@ def measure(
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Tensors:
     """Two tensors of one shape on one device, an optional mask of that shape, and the dimensions to split by."""
 
     actual: torch.Tensor
@@ -82,13 +83,13 @@ class Pair:
         return plan([t for t in (self.actual, self.expected, self.valid) if t is not None], self.axes, block)
 
 
-def prepare(actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None, axes: Sequence[str]) -> Pair:
+def prepare(actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor | None, axes: Sequence[str]) -> Tensors:
     """Check that two tensors can be compared, and bring them together. Raises as :func:`measure` does."""
     if actual.shape != expected.shape:
         raise ShapeMismatch(actual.shape, expected.shape)
     if axes and len(axes) != actual.dim():
         raise UsageError(f"{len(axes)} axes for {actual.dim()} dimensions: {', '.join(map(repr, axes))}")
-    return Pair(*together(actual.detach(), expected.detach(), valid), split_axes(axes))
+    return Tensors(*together(actual.detach(), expected.detach(), valid), split_axes(axes))
 
 
 def measure_complex(
@@ -139,7 +140,7 @@ def magnitudes(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def make_rules(
-    pair: Pair, rtol: float | None, atol: float | None, equal_nan: bool, coarse: torch.dtype | None = None
+    pair: Tensors, rtol: float | None, atol: float | None, equal_nan: bool, coarse: torch.dtype | None = None
 ) -> Rules:
     """Fill in the tolerances that were not given; ``coarse``: the dtype that they are of, if it is not the pair's."""
     coarse = coarse or coarser(pair.actual.dtype, pair.expected.dtype)
@@ -178,7 +179,7 @@ def split_axes(axes: Sequence[str]) -> list[tuple[str, int]]:
     return [(name, dim) for name, dim in found if dim is not None]
 
 
-def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
+def walk(pair: Tensors, rules: Rules, threads: int | None) -> Accumulator:
     """Run the pass on the device that holds the pair: in one kernel, in this thread, or in several over equal parts."""
     if cuda.usable(pair.actual) and torch.uint64 not in (pair.actual.dtype, pair.expected.dtype):
         # Float64 numbers beyond the range of their squares are rare; the CPU has the scaled sums for them.
@@ -190,7 +191,7 @@ def walk(pair: Pair, rules: Rules, threads: int | None) -> Accumulator:
     workers = min(workers, max(1, layout.count))
     if size < BLOCK // 4:
         return run_part(layout, rules, 0, layout.count)
-    with single_threaded_torch():
+    with torch_threads(1):  # torch's own for a block would fight with the workers for the cores
         if workers <= 1:
             return run_part(layout, rules, 0, layout.count)
         cuts = [layout.count * i // workers for i in range(workers + 1)]
@@ -206,17 +207,6 @@ def worker_count(size: int) -> int:
     if size < THREADED:
         return 1
     return min(MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-@contextmanager
-def single_threaded_torch() -> Iterator[None]:
-    """Keep torch from starting threads of its own for a block: they would fight with the workers for the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run_part(layout: Plan, rules: Rules, first: int, last: int) -> Accumulator:

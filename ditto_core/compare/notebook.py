@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ditto_core.compare import text
+from ditto_core.compare.table import cells_of, site_rows
 
 if TYPE_CHECKING:
     from ditto_core.compare.data import ComparisonData
@@ -25,8 +26,8 @@ def notebook_html(comparison: ComparisonData, rows: int = ROWS) -> str:
     shown = comparison.first_bad or comparison.worst
     head = "".join(f"<th>{name}</th>" for name in HEAD)
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in text.cells_of(row))}</tr>"
-        for row in text.site_rows(comparison)[:rows]
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells_of(row))}</tr>"
+        for row in site_rows(comparison)[:rows]
     )
     sign = "✓" if comparison else "✗"
     lines = [f"<p><b>{sign} {escape(text.headline(comparison))}</b><br/>{escape(sides(comparison))}</p>"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.compare._record import decode, encode
 from ditto_core.compare.bounds import Rule, parse_rules
 from ditto_core.compare.row import RowError, row_factor
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, WITHIN, Verdict, decide
@@ -228,7 +227,7 @@ class Tolerance:
         nonfinite = metrics.nan_actual + metrics.inf_actual + metrics.nan_expected + metrics.inf_expected
         if self.finite and nonfinite:
             return decide(NONFINITE, nonfinite, 0.0, "finite: NaN and Inf fail on either side")
-        verdicts = [by_rule(rule, metrics) for rule in self.rules_for(sites, step)]
+        verdicts = [rule.judge(metrics) for rule in self.rules_for(sites, step)]
         return max(verdicts, key=lambda verdict: (not verdict.ok, verdict.margin), default=None)
 
     def _integers(self, metrics: Metrics, floor: float, reason: str) -> Verdict:
@@ -293,25 +292,14 @@ class Tolerance:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        rules = [rule_to_json(rule) for rule in self.rules]
+        rules = [rule.to_json() for rule in self.rules]
         return {"factor": self.factor, "rules": rules, "allclose": self.allclose, "finite": self.finite}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
         """Inverse of :meth:`to_json`."""
         strict = (data.get(name, False) for name in ("allclose", "finite"))
-        return cls(data["factor"], tuple(map(rule_from_json, data["rules"])), *strict)
-
-
-def rule_to_json(rule: Rule) -> dict[str, Any]:
-    """Return a rule's fields; functions that were given as objects are left out, their names stay."""
-    return {name: encode(value) for name, value in asdict(replace(rule, functions={})).items() if name != "functions"}
-
-
-def rule_from_json(data: Mapping[str, Any]) -> Rule:
-    """Inverse of a rule's JSON form, in which an infinite number is a text."""
-    numbers = ("bound", "rtol", "atol")
-    return Rule(**{name: decode(value) if name in numbers else value for name, value in data.items()})
+        return cls(data["factor"], tuple(map(Rule.from_json, data["rules"])), *strict)
 
 
 def widened(factor: float, count: int) -> float:
@@ -370,27 +358,6 @@ def by_kernels(
             multiple = f"{factor / 2:g} x {kernel.ratio:.3g} x noise floor {floor:.1e}"
             return replace(found, status=EXPLAINED, bound=wide, rule=f"{kernel.name}: {kernel.evidence}; {multiple}")
     return found
-
-
-def by_rule(rule: Rule, metrics: Metrics) -> Verdict:
-    """Judge by a user's rule.
-
-    Maxima and means leave NaN and Inf out. So an unequal one breaks every bound below infinity, except that NaN on both
-    sides is an element like others where elements are counted.
-    """
-    text = rule.text
-    counted = rule.metric in ("mismatched", "mismatch_ratio")
-    unequal = metrics.nan_mismatch + metrics.inf_mismatch if counted else metrics.nonfinite_mismatch
-    if unequal and (rule.at_least or rule.bound < math.inf):
-        text = f"{text}; {unequal} NaN or Inf are never allowed"
-        worst = -math.inf if rule.at_least else math.inf
-        return Verdict(DIVERGED, rule.requested or rule.metric, worst, rule.bound, text, rule.at_least)
-    if not rule.requested:
-        return rule.decide(float(getattr(metrics, rule.metric)))
-    measured = dict(metrics.requested)
-    if rule.requested not in measured:
-        raise UsageError(f"{rule.requested} was not measured for {rule.selector!r}: compare the tensors again with it")
-    return rule.decide(measured[rule.requested])
 
 
 def positive(value: Any) -> float:

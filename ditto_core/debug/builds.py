@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import onnx
 import torch
 
-from ditto_core.backends.base import BuildsFresh, get_backend, iter_backends
+from ditto_core.backends.base import BuildsFresh
+from ditto_core.backends.registry import get_backend, iter_backends
 from ditto_core.debug.evaluate import OnnxRuntime, run_session
 from ditto_core.debug.oracle import tensor
 from ditto_core.errors import BackendError, UsageError, nearest

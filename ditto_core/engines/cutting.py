@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from ditto_core.backends.base import CutsEngine, StoresGraph, get_backend
+from ditto_core.backends.base import CutsEngine, StoresGraph
+from ditto_core.backends.registry import get_backend
 from ditto_core.cache import content_digest, link_or_copy
 from ditto_core.engines.engine import Engine
 from ditto_core.errors import UsageError

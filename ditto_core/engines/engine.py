@@ -10,14 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsElsewhere, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, RunsElsewhere
+from ditto_core.backends.registry import get_backend
 from ditto_core.engines.copied import check_digests, write_digests
 from ditto_core.engines.keys import versions_of
 from ditto_core.errors import BuildError, DittoError, SelectorError, UsageError, first_line, nearest
 from ditto_core.model.exported import Export
+from ditto_core.profile import Range, ShapeProfile
 from ditto_core.session import Session
 from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
-from ditto_core.spec import DERIVED, EngineSpec, ModelSource, Range, ShapeProfile
+from ditto_core.spec import DERIVED, EngineSpec, ModelSource
 from ditto_core.system.cpu import INSTRUCTIONS, lacking
 from ditto_core.system.files import parse_json, path_of, read_text
 from ditto_core.system.fingerprint import fingerprint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,8 @@ def adapter_versions(source: ModelSource) -> list[str]:
     return [f"peft {version('peft')}"] if adapted else []
 
 
-def export_versions() -> list[str | int]:
+@cache
+def export_versions() -> tuple[str | int, ...]:
     """Return what decides an export beside the model. Importing onnxscript for its version would take seconds."""
     import torch
     import transformers
@@ -80,4 +82,4 @@ def export_versions() -> list[str | int]:
     from ditto_core.model.exported import FORMAT
     from ditto_core.version import __version__
 
-    return [__version__, FORMAT, torch.__version__, transformers.__version__, metadata.version("onnxscript")]
+    return __version__, FORMAT, torch.__version__, transformers.__version__, metadata.version("onnxscript")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import Backend, BuildsFromSource, get_backend
+from ditto_core.backends.base import Backend, BuildsFromSource
+from ditto_core.backends.registry import get_backend
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:

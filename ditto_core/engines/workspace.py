@@ -6,27 +6,26 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts, get_backend
+from ditto_core.backends.base import BuildRequest, BuildsFromSource, WritesArtifacts
+from ditto_core.backends.registry import get_backend
 from ditto_core.cache import Cache, content_digest
 from ditto_core.engines.artifacts import artifacts_folder, write_artifacts
 from ditto_core.engines.engine import Engine, build_into
 from ditto_core.engines.keys import content_key, dequantized_key, engine_key, graph_key, outline_key
 from ditto_core.engines.origin import content_of
-from ditto_core.errors import UsageError, check_type
+from ditto_core.errors import check_type
 from ditto_core.session import Session
 from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.system.fingerprint import directory_digest, fingerprint, matching, module_digest
 from ditto_core.system.state import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ditto_core.model.checkpoint import Language
     from ditto_core.model.exported import Export
     from ditto_core.model.loading import LoadedModel
@@ -297,22 +296,6 @@ class Workspace:
         key = dequantized_key(self.digest(source))
         path = self.cache.get_or_build("model", key, make, describe={"model": source.label}, on_event=self.say)
         return replace(source, location=str(path))
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Run with ``count`` torch threads and put the number back. Zero changes nothing."""
-    import torch
-
-    before = torch.get_num_threads()
-    if count < 0:
-        raise UsageError(f"the number of threads is {count}, expected 0 (leave as it is) or more")
-    if count:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def model_digest(model: LoadedModel) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import check_runs
-from ditto_core.compare.rules import Measured
+from ditto_core.backends.registry import check_runs
 from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.tolerance_files import Measured
 from ditto_core.engines.workers import Run, in_process
 from ditto_core.errors import UsageError
 from ditto_core.gates.journal import Journal, OnSample, carry_on
@@ -112,7 +112,7 @@ def calibrate_suite(
     run: Run = in_process,
     on_sample: OnSample | None = None,
 ) -> list[Measured]:
-    """Return what each sample measured, in the suite's order, for :func:`ditto_core.compare.rules.write_rules`.
+    """Return what each sample measured, in the suite's order, as ``write_rules`` takes it.
 
     The engine is built before the samples are handed out. Each finished sample is written to a journal in the cache
     at once: a run that was interrupted goes on where it stopped. Raises :class:`UsageError` for a sample that does

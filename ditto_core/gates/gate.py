@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import check_runs
+from ditto_core.backends.registry import check_runs
 from ditto_core.compare.tolerance import QUANTIZED
 from ditto_core.engines.workers import Run, in_process
 from ditto_core.errors import RunError, UsageError
@@ -181,7 +181,7 @@ def prepare(gate: Gate, workspace: Workspace, baseline: Baseline | None) -> tupl
 
 def receipt_of(gate: Gate, identity: Identity, workspace: Workspace) -> Receipt:
     """Return the receipt of a gate that runs now, here."""
-    from ditto_core.backends.base import get_backend
+    from ditto_core.backends.registry import get_backend
 
     return make_receipt(
         engine=identity.engine,

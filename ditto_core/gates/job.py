@@ -102,7 +102,7 @@ class Scoring:
 
     def __call__(self, tasks: Sequence[Task]) -> list[Record]:
         """Run samples on both sides, in one batch where there are several."""
-        from ditto_core.engines.workspace import torch_threads
+        from ditto_core.system.threads import torch_threads
 
         with torch_threads(self.threads):
             return self.scorer.score_all([(task.sample, task.known) for task in tasks])

@@ -21,8 +21,8 @@ from ditto_core.gates.suite import CHOICE, MATCH, PROMPT, TEXT, Sample, Text
 from ditto_core.stepping.prompts import Sequencer, TokenBatch, encode
 
 if TYPE_CHECKING:
+    from ditto_core.profile import ShapeProfile
     from ditto_core.session import Session
-    from ditto_core.spec import ShapeProfile
 
 Logits = torch.Tensor
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ditto_core.compare.rules import read_table
+from ditto_core.compare.tolerance_files import read_table
 from ditto_core.errors import UsageError, nearest
 from ditto_core.gates.gate import NEW_TOKENS, Gate
 from ditto_core.gates.policy import Policy

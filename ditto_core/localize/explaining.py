@@ -10,10 +10,10 @@ from ditto_core.causes.mutants import Model
 from ditto_core.causes.search import Found, explain, scope_of
 from ditto_core.causes.slices import Slice
 from ditto_core.compare.blame import Cause
-from ditto_core.engines.workspace import torch_threads
 from ditto_core.localize.local import Localizer
 from ditto_core.localize.recording import Recording
 from ditto_core.localize.settings import setting
+from ditto_core.system.threads import torch_threads
 
 SECONDS = 10.0
 """Time for a site, of this thread's processor: a busy machine finds the same causes."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.errors import UsageError
-from ditto_core.graphs.outputs import axes_by_value
 from ditto_core.model.states import state_of
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL
 from ditto_core.sites import Provenance, Tap, final_site
@@ -64,6 +63,8 @@ class Export:
         if not wanted or not self.onnx_path.exists():
             tokens = {"logits": (BATCH, LENGTH, "")} if self.decoder else {}
             return tuple(Tap(final_site(name, sites), name, axes=tokens.get(name, ())) for name in wanted)
+        from ditto_core.graphs.outputs import axes_by_value
+
         axes = axes_by_value(self.onnx_path)
         return tuple(Tap(final_site(name, sites), name, axes=head_axis(axes[name])) for name in wanted)
 

@@ -1,4 +1,4 @@
-"""Load a model source: checkpoint, GGUF file or callable; and tiny random models."""
+"""Load a model source: checkpoint, GGUF file or callable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from ditto_core.errors import ModelError, UsageError, first_line, nearest
+from ditto_core.errors import ModelError, first_line
 from ditto_core.model import attention, states
 from ditto_core.model.checkpoint import (
     is_gguf,
@@ -36,12 +36,15 @@ from ditto_core.model.forward import DECODED, TOKENS, can_generate, first_inputs
 from ditto_core.model.own_code import model_class, refuse_code_elsewhere, untrusted
 from ditto_core.model.placing import placed
 from ditto_core.model.staged_wrappers import later_examples
+from ditto_core.model.tiny import tiny_decoder
 
 if TYPE_CHECKING:
     from ditto_core.spec import ModelSource
 
 LARGE = 1 << 30
 """Bytes of a half precision checkpoint from which its export does not wait for the float32 model, twice as large."""
+
+__all__ = ["LoadedModel", "load_lean", "load_model", "tiny_decoder"]
 
 
 @dataclass(frozen=True)
@@ -284,61 +287,3 @@ def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers that a state dict would hold, by name."""
     state = module.state_dict(keep_vars=True)
     return {name: buffer for name, buffer in module.named_buffers() if name in state}
-
-
-def tiny_decoder(family: str, *, seed: int = 0, layers: int = 2, implementation: str = "eager", **config: Any) -> Any:
-    """Make a random decoder of 64 hidden units from its configuration: llama, qwen3, gemma3, mistral or gpt2.
-
-    ``config`` overrides configuration fields. Norm weights are random too, so that a wrong one is visible.
-    Returns a ``transformers.PreTrainedModel`` in float32. Raises :class:`UsageError` for an unknown family.
-    """
-    import transformers
-
-    if family not in FAMILIES:
-        raise UsageError(f"unknown tiny model {family!r}, expected {', '.join(FAMILIES)}{nearest(family, FAMILIES)}")
-    config_class, model_class, overrides = FAMILIES[family]
-    fields = {**(GPT2_FIELDS if family == "gpt2" else DECODER_FIELDS), **overrides}
-    fields[("n_layer" if family == "gpt2" else "num_hidden_layers")] = layers
-    if family == "gemma3":
-        fields["layer_types"] = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
-    torch.manual_seed(seed)
-    settings = getattr(transformers, config_class)(**{**fields, **config}, attn_implementation=implementation)
-    model = freeze(getattr(transformers, model_class)(settings))
-    for name, parameter in model.named_parameters():
-        if "norm" in name or "ln_" in name:
-            parameter.add_(0.1 * torch.randn(parameter.shape))
-    return model
-
-
-DECODER_FIELDS: Mapping[str, Any] = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "initializer_range": 0.2,
-}
-GPT2_FIELDS: Mapping[str, Any] = {
-    "vocab_size": 256,
-    "n_embd": 64,
-    "n_head": 4,
-    "n_positions": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.2,
-}
-FAMILIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
-    "gemma3": (
-        "Gemma3TextConfig",
-        "Gemma3ForCausalLM",
-        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
-    ),
-    "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 16, "sliding_window": 8}),
-    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
-}

@@ -14,8 +14,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.tracing import held_where_read, own_symbols, quiet, restored, wrap
 from ditto_core.model.wrappers import BATCH, DecoderWrapper, Wrapper
+from ditto_core.profile import Range, ShapeProfile
 from ditto_core.sites import Tap
-from ditto_core.spec import Range, ShapeProfile
 
 LEAST = 2
 

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ditto_core.backends.base import backend_names
+from ditto_core.backends.registry import backend_names
 from ditto_core.compare.comparison import Comparison
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
 from ditto_core.engines.origin import another_model
-from ditto_core.engines.workspace import Workspace, torch_threads
+from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError, check_type, nearest
 from ditto_core.pair.inputs import rounded
 from ditto_core.pair.pair import AnyInputs, Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec, ModelSource, parse_backend
-from ditto_core.stepping.lockstep import Sides, single_step
+from ditto_core.stepping.lockstep import single_step
+from ditto_core.stepping.sides import Sides
 from ditto_core.system.files import path_of
 from ditto_core.system.receipt import make_receipt
+from ditto_core.system.threads import torch_threads
 
 if TYPE_CHECKING:
     AnyModel = ModelSource | str | Path | Callable[[], Any] | torch.nn.Module | tuple[torch.nn.Module, Any]

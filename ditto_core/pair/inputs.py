@@ -1,23 +1,98 @@
-"""What both sides are fed: inputs that the engine's dtype holds exactly, and what may not be fed."""
+"""What both sides are fed: tokens of prompts, and tensors that the engine's dtype holds exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ditto_core.errors import UsageError
-from ditto_core.model.forward import DECODED, TOKENS
+from ditto_core.model.checkpoint import vocab_size
+from ditto_core.model.forward import DECODED, TOKENS, first_inputs
+from ditto_core.stepping.choosing import allowed_tokens, first_ids
+from ditto_core.stepping.lockstep import rows_of
+from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode
 from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from ditto_core.model.exported import Export
-    from ditto_core.stepping.prompts import TokenBatch
+    from ditto_core.pair.sessions import Sessions
 
 TOWERS = ("vision_config", "audio_config")
 """Parts of a configuration whose modules text tokens do not reach."""
 MORE = "a callable that returns (module, {name: tensor}) gives it more than tokens; call generate({name: tensor}) then"
+
+
+class Inputs:
+    """The inputs of a pair's model: prompts as its tokens, and tensors by name that the engine's dtype holds."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    @property
+    def config(self) -> Any:
+        """The model's own configuration, None where it has none."""
+        return getattr(self._sessions.model.module, "config", None)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, None where it has none."""
+        return self._sessions.model.tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that the model takes, 0 for a model without a vocabulary."""
+        return vocab_size(self.config)
+
+    def values(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return inputs by name as tensors that the engine's dtype holds. Raises :class:`UsageError` for a name."""
+        known, spec = self._sessions.model.examples, self._sessions.spec
+        for name in inputs:
+            if name not in known:
+                raise UsageError(f"{spec.model.label} has no input {name!r}, expected {', '.join(known)}")
+        return rounded({name: torch.as_tensor(value) for name, value in inputs.items()}, spec.dtype)
+
+    def batch(
+        self, prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor], steps: int
+    ) -> TokenBatch | SourceBatch:
+        """Return what the generation of so many tokens starts from."""
+        model, label = self._sessions.model, self._sessions.spec.model.label
+        module: Any = model.module
+        if not model.staged:
+            if isinstance(prompts, Mapping):
+                raise UsageError(f"{label} got inputs by name, expected text or token ids; {MORE}")
+            return self.encode(prompts)
+        texts: tuple[str, ...] = ()
+        if isinstance(prompts, Mapping):
+            given = self.values(prompts)
+        elif DECODED not in model.examples:
+            raise UsageError(f"{label} takes {', '.join(model.examples)}: call generate({{name: tensor}})")
+        elif getattr(module, "main_input_name", "") == "input_ids":
+            tokens = self.encode(prompts, left=False)
+            given, texts = {"input_ids": tokens.input_ids, "attention_mask": tokens.mask}, tokens.texts
+        else:
+            raise UsageError(f"{label} encodes {module.main_input_name}: call generate({{name: tensor}})")
+        config: Any = module.generation_config
+        name = DECODED
+        if DECODED not in model.examples:
+            name, given = "input_ids", first_inputs(module, given)
+        elif DECODED not in given:
+            given[DECODED] = first_ids(module.config, config, rows_of(given))
+        start = given.pop(name)
+        return SourceBatch(given, start, texts, allowed_tokens(config, start.shape[1], steps), name)
+
+    def encode(self, prompts: Prompt | Sequence[Prompt], *, left: bool = True) -> TokenBatch:
+        """Turn prompts into a batch of this model's tokens, padded on the left or the right."""
+        pad = int(getattr(self.config, "pad_token_id", None) or 0)
+        return encode(prompts, tokenizer=self.tokenizer, vocab_size=self.vocab_size, pad=pad, left=left)
+
+    def check_profile(self, batch: TokenBatch, steps: int) -> None:
+        """Raise :class:`UsageError` for a generation beyond the shapes that the engine is built for."""
+        profile, length = self._sessions.spec.profile, batch.input_ids.shape[1]
+        profile.check(batch.rows, length, 0)
+        if steps > 1:
+            profile.check(batch.rows, 1, length + steps - 2)
 
 
 def parts_not_run(config: Any, given: Mapping[str, torch.Tensor]) -> list[str]:

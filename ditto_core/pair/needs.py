@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import BuildsFromSource, get_backend
+from ditto_core.backends.base import BuildsFromSource
+from ditto_core.backends.registry import get_backend
 from ditto_core.engines.keys import content_key, engine_key, graph_key, outline_key
 from ditto_core.model.exported import ONNX_FILE
 from ditto_core.pair.reference import named_backend

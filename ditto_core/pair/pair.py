@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ditto_core.backends.base import check_runs
+from ditto_core.backends.registry import check_runs
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.engines.engine import Engine
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError, check_type
-from ditto_core.model.checkpoint import vocab_size
-from ditto_core.model.forward import DECODED, can_generate, first_inputs
-from ditto_core.pair.inputs import MORE, check_padding, digests, parts_not_run, rounded
+from ditto_core.model.forward import can_generate
+from ditto_core.pair.inputs import Inputs, check_padding, digests, parts_not_run
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.pair.runner import RunFn, Runner
 from ditto_core.pair.sessions import Sessions
 from ditto_core.spec import EngineSpec
-from ditto_core.stepping.choosing import allowed_tokens, first_ids
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.inputs import input_differences, position_differences
-from ditto_core.stepping.lockstep import Sides, TapReader, lockstep, rows_of, single_step
-from ditto_core.stepping.prompts import Prompt, SourceBatch, TokenBatch, encode
+from ditto_core.stepping.lockstep import lockstep, single_step
+from ditto_core.stepping.prompts import Prompt, TokenBatch
+from ditto_core.stepping.sides import Sides, TapReader
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import Localization
@@ -62,6 +61,7 @@ class Pair:
         check_type(engine, (Engine, type(None)), "engine", "an Engine")
         self.options = options or PairOptions()
         self.sessions = sessions or Sessions(workspace, spec, self.options, engine)
+        self._inputs = Inputs(self.sessions)
         self._runner = Runner(self.sessions, self.options)
         self.on_step: Callable[[int], None] | None = None
         self.reader: TapReader | None = None
@@ -118,12 +118,16 @@ class Pair:
         if not model.decoder and not model.staged:
             kind = "a decoder whose steps one graph can take" if can_generate(model.module) else "a decoder"
             raise UsageError(f"{self.spec.model.label} is not {kind}: call run(inputs) instead of generate(prompts)")
-        batch = self._batch(prompts, max_new_tokens)  # before the engine is built: a text may have no tokenizer
+        batch = self._inputs.batch(prompts, max_new_tokens)  # before the engine is built: a text may have no tokenizer
         if isinstance(batch, TokenBatch):
-            self._check_profile(batch, max_new_tokens)
+            self._inputs.check_profile(batch, max_new_tokens)
         check_runs(self.spec.backend)
-        self._check_fits(batch)
-        self._fed = batch if isinstance(batch, TokenBatch) else batch.sequencer().inputs()
+        first = batch.sequencer().inputs()
+        if isinstance(batch, TokenBatch):
+            check_padding(self.sessions.export, batch)
+        else:
+            self.sessions.export.check(first)
+        self._fed = batch if isinstance(batch, TokenBatch) else first
         tokenizer = self.tokenizer
         decode = (lambda ids: str(tokenizer.decode(ids))) if tokenizer is not None else None
 
@@ -139,17 +143,17 @@ class Pair:
                 on_step=self.on_step,
             )
 
-        notes = parts_not_run(self.model_config, batch.sequencer().inputs())
+        notes = parts_not_run(self.model_config, first)
         notes += input_differences(self.sessions.engine, batch, model.module, tokenizer, self.spec.dtype)
         notes += self.sessions.weight_differences
-        return self._run(run_fn, [digests(batch.sequencer().inputs()), max_new_tokens], localize, notes)
+        return self._run(run_fn, [digests(first), max_new_tokens], localize, notes)
 
     def run(self, inputs: Mapping[str, torch.Tensor] | None = None, *, localize: bool | None = None) -> Comparison:
         """Compare one forward pass of a model that is not a decoder, on its example inputs unless others are given."""
         model = self.sessions.model
         if self.engine.decoder:
             raise UsageError(f"{self.spec.model.label} is a decoder: call generate(prompts) instead of run(inputs)")
-        values = self._values(inputs if inputs is not None else model.examples)
+        values = self._inputs.values(inputs if inputs is not None else model.examples)
         self.sessions.export.check(values)
         self._fed = values
 
@@ -181,7 +185,7 @@ class Pair:
         if prompts is None and self.sessions.model.decoder:
             raise UsageError("localize needs a prompt: give text or token ids")
         if prompts is not None and (self.sessions.model.decoder or self.sessions.model.staged):
-            self._batch(prompts, max_new_tokens)  # before the engine is built: a text may have no tokenizer
+            self._inputs.batch(prompts, max_new_tokens)  # before the engine is built: a text may have no tokenizer
         spec = with_every_site(self.sessions, "float32" if fp32 else self.spec.dtype)
         whole = self if spec == self.spec else self._with_engine(spec)
         if whole is not self:
@@ -202,65 +206,21 @@ class Pair:
     @property
     def model_config(self) -> Any:
         """The model's own configuration, None where it has none."""
-        return getattr(self.sessions.model.module, "config", None)
+        return self._inputs.config
 
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer, None where it has none."""
-        return self.sessions.model.tokenizer
+        return self._inputs.tokenizer
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids that the model takes, 0 for a model without a vocabulary."""
-        return vocab_size(self.model_config)
-
-    def _values(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return inputs by name as tensors that the engine's dtype holds. Raises :class:`UsageError` for a name."""
-        known = self.sessions.model.examples
-        for name in inputs:
-            if name not in known:
-                raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(known)}")
-        return rounded({name: torch.as_tensor(value) for name, value in inputs.items()}, self.spec.dtype)
-
-    def _batch(
-        self, prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor], steps: int
-    ) -> TokenBatch | SourceBatch:
-        """Return what the generation of so many tokens starts from."""
-        model, label = self.sessions.model, self.spec.model.label
-        module: Any = model.module
-        if not model.staged:
-            if isinstance(prompts, Mapping):
-                raise UsageError(f"{label} got inputs by name, expected text or token ids; {MORE}")
-            return self.encode(prompts)
-        texts: tuple[str, ...] = ()
-        if isinstance(prompts, Mapping):
-            given = self._values(prompts)
-        elif DECODED not in model.examples:
-            raise UsageError(f"{label} takes {', '.join(model.examples)}: call generate({{name: tensor}})")
-        elif getattr(module, "main_input_name", "") == "input_ids":
-            tokens = self.encode(prompts, left=False)
-            given, texts = {"input_ids": tokens.input_ids, "attention_mask": tokens.mask}, tokens.texts
-        else:
-            raise UsageError(f"{label} encodes {module.main_input_name}: call generate({{name: tensor}})")
-        config: Any = module.generation_config
-        name = DECODED
-        if DECODED not in model.examples:
-            name, given = "input_ids", first_inputs(module, given)
-        elif DECODED not in given:
-            given[DECODED] = first_ids(module.config, config, rows_of(given))
-        start = given.pop(name)
-        return SourceBatch(given, start, texts, allowed_tokens(config, start.shape[1], steps), name)
-
-    def _check_fits(self, batch: TokenBatch | SourceBatch) -> None:
-        if isinstance(batch, TokenBatch):
-            check_padding(self.sessions.export, batch)
-        else:
-            self.sessions.export.check(batch.sequencer().inputs())
+        return self._inputs.vocab_size
 
     def encode(self, prompts: Prompt | Sequence[Prompt], *, left: bool = True) -> TokenBatch:
         """Turn prompts into a batch of this model's tokens, padded on the left or the right."""
-        pad = int(getattr(self.model_config, "pad_token_id", None) or 0)
-        return encode(prompts, tokenizer=self.tokenizer, vocab_size=self.vocab_size, pad=pad, left=left)
+        return self._inputs.encode(prompts, left=left)
 
     def relations(self) -> Relations | InputRelations:
         """Return the relations of the engine's session, on tokens for a decoder, else on inputs by name.
@@ -272,7 +232,7 @@ class Pair:
         sessions, tolerance = self.sessions, self._runner.tolerance
         if sessions.built.decoder:
             return token_relations(sessions, tolerance)
-        return input_relations(sessions, self._values(sessions.model.examples), tolerance)
+        return input_relations(sessions, self._inputs.values(sessions.model.examples), tolerance)
 
     def served_relations(self, ids: Sequence[int], *names: str) -> tuple[Relation, ...]:
         """Check that the ways in which a server serves agree on one prompt, on the engine without taps.
@@ -351,11 +311,6 @@ class Pair:
             return replaced(sites, before, self._runner.with_engine(run_fn, key, session, localizer))
         finally:
             session.close()
-
-    def _check_profile(self, batch: TokenBatch, steps: int) -> None:
-        length = batch.input_ids.shape[1]
-        self.spec.profile.check(batch.rows, length, 0)
-        self.spec.profile.check(batch.rows, 1 if steps > 1 else length, length + steps - 2 if steps > 1 else 0)
 
     def _run(self, run_fn: RunFn, key: Any, localize: bool | None, notes: Sequence[str] = ()) -> Comparison:
         folder, count = self.options.dump, len(self.comparisons)

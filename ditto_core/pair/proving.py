@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ditto_core.compare.blame import Localization
     from ditto_core.pair.replacing import Replaced
     from ditto_core.pair.sessions import Sessions
-    from ditto_core.stepping.lockstep import TapReader
+    from ditto_core.stepping.sides import TapReader
 
 SECONDS = 10.0
 """A run that took more of this process's time is not run again for a proof."""

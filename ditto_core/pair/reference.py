@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import QuantizesWeights, backend_names, get_backend
+from ditto_core.backends.base import QuantizesWeights
+from ditto_core.backends.registry import backend_names, get_backend
 from ditto_core.engines.staged import open_engine
 from ditto_core.errors import UsageError, nearest
 from ditto_core.pair.pair_options import OWN_WEIGHTS

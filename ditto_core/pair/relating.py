@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ditto_core.backends.base import ServesModes, get_backend
+from ditto_core.backends.base import ServesModes
+from ditto_core.backends.registry import get_backend
 from ditto_core.errors import UsageError
 from ditto_core.model.checkpoint import vocab_size
 from ditto_core.relations import InputRelations, Relations, Terms

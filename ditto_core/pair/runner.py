@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.tolerance import LUCK, Tolerance
-from ditto_core.engines.workspace import torch_threads
 from ditto_core.errors import first_line
 from ditto_core.session import LacksTaps, RunsRanks
 from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor, write_floor
-from ditto_core.stepping.lockstep import Recorder, Sides, TapReader, recording
+from ditto_core.stepping.sides import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
 from ditto_core.system.receipt import packages
+from ditto_core.system.threads import torch_threads
 from ditto_core.version import __version__
 
 if TYPE_CHECKING:

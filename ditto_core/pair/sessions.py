@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ditto_core.backends.base import ServesRequests, check_runs, get_backend
+from ditto_core.backends.base import ServesRequests
+from ditto_core.backends.registry import check_runs, get_backend
 from ditto_core.engines.origin import refuse_another_model
 from ditto_core.engines.staged import StagedSession, open_engine
 from ditto_core.errors import UsageError
@@ -70,10 +71,10 @@ class Sessions:
     def output_axes(self) -> dict[str, tuple[str, ...]]:
         """The names of the dimensions of the final outputs in the exported graph; empty for a decoder, whose logits are
         [batch, length, vocab], and where there is no graph."""
-        from ditto_core.graphs.graph import Graph
-
         if self.built.decoder or not self.export.onnx_path.exists():
             return {}
+        from ditto_core.graphs.graph import Graph
+
         graph = Graph.read(self.export.onnx_path)
         return {name: graph.axes(name) for name in self.export.finals}
 

@@ -14,8 +14,8 @@ from ditto_core.stepping.prompts import is_single
 
 if TYPE_CHECKING:
     from ditto_core.compare.tolerance import Tolerance
+    from ditto_core.profile import Range, ShapeProfile
     from ditto_core.session import Session
-    from ditto_core.spec import Range, ShapeProfile
 
 TAIL = 2
 """Tokens that are fed one by one after the prefill, so that a relation speaks of decoding too."""

@@ -16,8 +16,8 @@ from ditto_core.errors import UsageError
 from ditto_core.sites import Tap
 
 if TYPE_CHECKING:
+    from ditto_core.profile import ShapeProfile
     from ditto_core.session import Session
-    from ditto_core.spec import ShapeProfile
 
 LOGITS = Tap("logits", "logits", axes=("batch", "length", ""))
 

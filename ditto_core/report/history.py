@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare._record import decode, encode
-from ditto_core.compare.text import BARS
+from ditto_core.compare.table import BARS
 from ditto_core.errors import UsageError
 from ditto_core.report.markdown import code, row
 from ditto_core.system.files import parse_json, read_text

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ditto_core.compare import text
+from ditto_core.compare.table import SiteRow, site_rows
 from ditto_core.errors import UsageError
 from ditto_core.report.page import STATES, Budget, run_data, state
 from ditto_core.system.atomic import write_atomic
@@ -113,7 +114,7 @@ def view(number: int, name: str, run: Comparison, folder: Path) -> dict[str, Any
         "counts": [(label, found[label]) for label in STATES[1:] if found[label]],
         "engine": session_facts(run.engine),
         "reference": session_facts(run.reference),
-        "worst": [dict(zip(HEAD, cells(row), strict=True)) for row in text.site_rows(run)[:WORST]],
+        "worst": [dict(zip(HEAD, cells(row), strict=True)) for row in site_rows(run)[:WORST]],
         "tokens": [token_view(row) for row in run.tokens],
         "blame": blame(run),
         "kl_lost": sum(not math.isfinite(m.kl_mean) for m in run.logits),
@@ -135,7 +136,7 @@ def trend(name: str, history: Sequence[Entry]) -> dict[str, Any]:
 HEAD = ("state", "margin", "fails", "step", "site", "metric", "value", "bound", "max_abs", "rule")
 
 
-def cells(row: text.SiteRow) -> tuple[Any, ...]:
+def cells(row: SiteRow) -> tuple[Any, ...]:
     """Return one row of the table of the worst sites."""
     result, v, m = row.worst, row.worst.verdict, row.worst.metrics
     numbers = (f"{v.value:.2e}", f"{v.bound:.2e}", f"{m.max_abs:.2e}")

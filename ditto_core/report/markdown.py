@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ditto_core.compare import text
+from ditto_core.compare.table import SiteRow, cells_of, more, site_rows
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def markdown(comparison: Comparison, rows: int = ROWS) -> str:
 
 def table(comparison: Comparison, rows: int) -> str:
     """Return the worst sites as a table."""
-    found = text.site_rows(comparison)
+    found = site_rows(comparison)
     lines = [row(HEAD), row(("---",) * len(HEAD)), *(row(cells(site)) for site in found[:rows])]
-    return "\n".join(lines) + "\n" + "".join(f"\n{line}\n" for line in text.more(found, rows))
+    return "\n".join(lines) + "\n" + "".join(f"\n{line}\n" for line in more(found, rows))
 
 
 def row(cells: tuple[str, ...]) -> str:
@@ -48,9 +49,9 @@ def row(cells: tuple[str, ...]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def cells(found: text.SiteRow) -> tuple[str, ...]:
+def cells(found: SiteRow) -> tuple[str, ...]:
     """Return one site's cells; sites are code."""
-    margin, fails, step, site, value, bound, largest, rule = text.cells_of(found)
+    margin, fails, step, site, value, bound, largest, rule = cells_of(found)
     return (escape(margin), fails, step, code(site), escape(value), bound, largest, escape(rule))
 
 

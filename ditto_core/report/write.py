@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
 
 MANY = ("history", "html", "json", "markdown")
-"""Kinds that hold several comparisons."""
+"""Kinds that hold several comparisons; ``pytest --ditto-report`` writes these."""
 
 KINDS = (*MANY, "junit", "figure")
 

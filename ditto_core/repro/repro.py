@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ditto_core.backends.base import Arrays, RunsOperators, StoresGraph, get_backend
+from ditto_core.backends.base import Arrays, RunsOperators, StoresGraph
 from ditto_core.backends.eager import HIGHER
+from ditto_core.backends.registry import get_backend
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.tolerance import EPSILON, FACTOR
 from ditto_core.errors import BackendError, SelectorError, UsageError, nearest

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.dumps import DumpPairs, Pair
+from ditto_core.compare.dumps import DumpedPair, DumpPairs
 from ditto_core.compare.findings import find
 from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.result import SiteResult
@@ -115,7 +115,7 @@ def step_through(
     return tuple(taps.values())
 
 
-def tap_of(pair: Pair, known: Tap | None, before: Tap | None, *, foreign: bool) -> Tap:
+def tap_of(pair: DumpedPair, known: Tap | None, before: Tap | None, *, foreign: bool) -> Tap:
     """Describe a pair as a tap: as the trace on either side does, with the dtype that its numbers are judged by.
 
     Two ``foreign`` dumps, neither of them a trace, name no axes: three are taken for batch, position and width.
@@ -130,7 +130,7 @@ def tap_of(pair: Pair, known: Tap | None, before: Tap | None, *, foreign: bool) 
     return replace(tap, dtype=before.dtype if before and dtype not in INTEGERS else dtype)
 
 
-def holds_ids(pair: Pair) -> bool:
+def holds_ids(pair: DumpedPair) -> bool:
     """Tell whether a pair is called ids and has whole numbers on both sides, though a tool wrote them as floats."""
     sides = (pair.actual, pair.expected)
     if not pair.name.rpartition(".")[2].endswith("ids") or any(side.is_complex() for side in sides):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,10 +19,11 @@ from ditto_core.model.forward import DECODED
 from ditto_core.session import Session, Staged, TapSink
 from ditto_core.sites import final_site
 from ditto_core.stepping.choosing import flips_of
-from ditto_core.stepping.comparer import Comparer
+from ditto_core.stepping.comparer import Comparer, same_tensor
 from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.prompts import SourceBatch, TokenBatch, likeliest
+from ditto_core.stepping.sides import Recorder, Sides
 
 if TYPE_CHECKING:
     from ditto_core.trace import StepWriter
@@ -31,57 +31,6 @@ if TYPE_CHECKING:
 
 Scores = Callable[[torch.Tensor], torch.Tensor]
 """Logits [batch, length, vocab] -> those of the next token [batch, vocab], -inf where it may not be chosen."""
-
-
-class Recorder(Protocol):
-    """Takes what one side of a run produces; :class:`ditto_core.trace.TraceWriter` is one."""
-
-    def step(self, inputs: Mapping[str, torch.Tensor]) -> Any:
-        """Enter a context that yields an object with ``tap(site, tensor)`` and ``finish(outputs, tokens)``."""
-        ...
-
-    def close(self) -> None:
-        """Mark the recording as complete."""
-        ...
-
-
-class TapReader(Protocol):
-    """Reads the engine's taps of each step before they are dropped; :class:`ditto_core.localize.Localizer` is one."""
-
-    def start(self) -> None:
-        """Begin a new sequence."""
-        ...
-
-    def take(self, step: int, inputs: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
-        """Read the taps of a step, by site."""
-        ...
-
-
-@dataclass
-class Sides:
-    """The sessions of a run. ``low_precision`` is the reference in the engine's dtype (measures the noise floor), of
-    which ``samples`` are more samples: the largest error of all is the floor;
-    ``untapped`` is the engine without taps (observer check). The recorders write the engine's and the reference's
-    traces; ``localizer`` measures local errors."""
-
-    engine: Session
-    reference: Session
-    low_precision: Session | None = None
-    untapped: Session | None = None
-    engine_recorder: Recorder | None = None
-    reference_recorder: Recorder | None = None
-    localizer: TapReader | None = None
-    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The names of the dimensions of the model's outputs, where they are known."""
-    samples: Sequence[Session] = ()
-
-    def start(self, rows: int) -> None:
-        """Begin a new sequence on every side."""
-        if self.localizer is not None:
-            self.localizer.start()
-        for session in (self.engine, self.reference, self.low_precision, self.untapped, *self.samples):
-            if session is not None:
-                session.start(rows)
 
 
 def lockstep(
@@ -235,7 +184,9 @@ def observe(
     for name, expected in untapped.items():
         if name not in tapped:
             continue
-        effect = ObserverEffect(measure(tapped[name], expected, equal_nan=True).rel_l2, step, name)
+        same = same_tensor(tapped[name], expected)
+        error = 0.0 if same else measure(tapped[name], expected, equal_nan=True).rel_l2
+        effect = ObserverEffect(error, step, name)
         if found.observer is None or effect.rel_l2 > found.observer.rel_l2:
             found.observer = effect
 
@@ -292,18 +243,3 @@ def conclude(sides: Sides, found: Measured, tolerance: Tolerance, tokens: tuple[
         taps=taps,
         notes=(*found.notes, *tolerance.idle(r.step for r in results)),
     )
-
-
-@contextmanager
-def recording(sides: Sides, writers: tuple[Recorder, Recorder] | None) -> Iterator[None]:
-    """Attach trace writers to both sides for the time of a run, and complete the traces when it ends well."""
-    if writers is None:
-        yield
-        return
-    sides.engine_recorder, sides.reference_recorder = writers
-    try:
-        yield
-        for writer in writers:
-            writer.close()
-    finally:
-        sides.engine_recorder = sides.reference_recorder = None

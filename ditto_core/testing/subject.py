@@ -22,10 +22,11 @@ from ditto_core.compare.tolerance import TABLE
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError
 from ditto_core.model.exported import Export
-from ditto_core.model.loading import tiny_decoder
+from ditto_core.model.tiny import tiny_decoder
+from ditto_core.profile import Range, ShapeProfile
 from ditto_core.session import Session
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec, Range, ShapeProfile
+from ditto_core.spec import EngineSpec
 
 Feed = Mapping[str, torch.Tensor]
 PROFILE = ShapeProfile(batch=Range(1, 2, 8), length=Range(1, 5, 64), past=Range(0, 8, 128))

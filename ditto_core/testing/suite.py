@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ditto_core.backends.base import Backend, get_backend
+from ditto_core.backends.base import Backend
+from ditto_core.backends.registry import get_backend
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError, first_line, nearest
 from ditto_core.testing import building, stepping, tapping

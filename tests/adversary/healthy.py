@@ -12,8 +12,8 @@ from torch import nn
 
 from ditto_core.compare.comparison import Comparison
 from ditto_core.engines.workspace import Workspace
-from ditto_core.model.loading import FAMILIES, tiny_decoder
 from ditto_core.model.states import has_fixed_states
+from ditto_core.model.tiny import FAMILIES, tiny_decoder
 from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec

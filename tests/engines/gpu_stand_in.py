@@ -20,7 +20,7 @@ from onnx import helper
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ditto_core.backends import base
+from ditto_core.backends import registry
 from ditto_core.backends.tensorrt import TensorRTBackend
 from ditto_core.backends.tensorrt.library import Messages, load_library
 from ditto_core.backends.tensorrt.manifest import EngineManifest
@@ -187,10 +187,10 @@ class AtOnce(Executor):
 def gpu_stand_in(workspace: Workspace, fault: Any = None) -> Iterator[TensorRTOnGpuStandIn]:
     """Run TensorRT engines, and eager with ``device="cuda"``, on the stand-in for a GPU."""
     backend = TensorRTOnGpuStandIn(workspace, fault)
-    real = base.get_backend
+    real = registry.get_backend
     overwritten = torch.__future__.get_overwrite_module_params_on_conversion()
     with pytest.MonkeyPatch.context() as patch, GpuStandIn():
-        for module in ("engines.engine", "engines.workspace", "backends.base", "debug.builds"):
+        for module in ("engines.engine", "engines.workspace", "backends.registry", "debug.builds"):
             patch.setattr(f"ditto_core.{module}.get_backend", lambda n: backend if n == "tensorrt" else real(n))
         for module in ("pair.sessions", "gates.job"):
             patch.setattr(f"ditto_core.{module}.check_device", lambda name: None)

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from ditto_core.backends.base import backend_names
+from ditto_core.backends.registry import backend_names
 from tests.commands import ditto
 from tests.models import llama
 

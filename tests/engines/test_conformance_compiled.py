@@ -2,7 +2,7 @@
 
 import pytest
 
-from ditto_core.backends.base import get_backend
+from ditto_core.backends.registry import get_backend
 from ditto_core.errors import BackendError
 from ditto_core.spec import EngineSpec
 from ditto_core.testing import check_backend

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from models import bert, conv_net, llama
 
-from ditto_core.backends.base import get_backend
+from ditto_core.backends.registry import get_backend
 from ditto_core.cache import Cache
 from ditto_core.compare.judging import UNTAPPED
 from ditto_core.engines.workspace import Workspace

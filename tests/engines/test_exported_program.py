@@ -11,8 +11,9 @@ from ditto_core.backends.base import BuildRequest
 from ditto_core.errors import BuildError
 from ditto_core.model.loading import load_model
 from ditto_core.model.program import trace_program
+from ditto_core.profile import ShapeProfile
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec, ModelSource, ShapeProfile
+from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.testing import check_backend
 from ditto_core.testing.suite import PROMISES
 

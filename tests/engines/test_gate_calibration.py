@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ditto_core.compare.rules import load_tolerance, write_rules
+from ditto_core.compare.tolerance_files import load_tolerance, write_rules
 from ditto_core.errors import UsageError
 from ditto_core.gates import Sample, Suite
 from ditto_core.gates.calibration import Calibration, calibrate_suite

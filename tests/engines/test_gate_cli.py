@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ditto_core.cli import main
-from ditto_core.compare.rules import load_tolerance
+from ditto_core.compare.tolerance_files import load_tolerance
 from ditto_core.gates import Policy, load_suite
 from ditto_core.gates.text import plan
 from tests.gate_suites import tiny_suite, write_suite

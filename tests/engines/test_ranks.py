@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ditto_core.backends.base import get_backend
 from ditto_core.backends.ranks.joining import split_axis
+from ditto_core.backends.registry import get_backend
 from ditto_core.errors import BackendError, RunError, UsageError
 from ditto_core.localize import EVERYTHING
 from ditto_core.pair.pair import Pair

@@ -8,6 +8,7 @@ import torch
 from ditto_core.compare.tolerance import TABLE, Tolerance
 from ditto_core.errors import UsageError
 from ditto_core.pair.pair import Pair
+from ditto_core.profile import ShapeProfile
 from ditto_core.relations import (
     BROKEN,
     ROUNDING,
@@ -25,7 +26,7 @@ from ditto_core.relations import (
 )
 from ditto_core.relations.checks import sizes
 from ditto_core.relations.suite import noise_floor
-from ditto_core.spec import EngineSpec, ShapeProfile
+from ditto_core.spec import EngineSpec
 from tests import graph_faults
 from tests.models import DECODERS
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from ditto_core.backends.base import BuildRequest, get_backend
+from ditto_core.backends.base import BuildRequest
+from ditto_core.backends.registry import get_backend
 from ditto_core.backends.tensorrt import TensorRTBackend
 from ditto_core.backends.tensorrt.build import Order, configure, give_timings, serialize
 from ditto_core.backends.tensorrt.layers import load_layers
@@ -22,8 +23,9 @@ from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import BackendError, BuildError, UsageError
 from ditto_core.pair.pair import Pair
+from ditto_core.profile import ShapeProfile
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec, ShapeProfile
+from ditto_core.spec import EngineSpec
 from tests.engines.onnx_files import node, save, two_layers
 from tests.models import DECODERS, bert, conv_net
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ditto_core.spec import Range
+from ditto_core.profile import Range
 from pytest_ditto.marker import WANTED, Wanted
 
 

@@ -1,6 +1,6 @@
 """--ditto-calibrate and --ditto-localize on real tiny engines."""
 
-from ditto_core.compare.rules import load_tolerance
+from ditto_core.compare.tolerance_files import load_tolerance
 from tests.integration.conftest import AGREES, DIVERGES
 
 

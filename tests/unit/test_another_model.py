@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ditto_core.backends.base import get_backend
+from ditto_core.backends.registry import get_backend
 from ditto_core.cache import Cache
 from ditto_core.cli.answers import opened
 from ditto_core.cli.localize import localize_engine

@@ -14,8 +14,8 @@ import torch
 
 from ditto_core import EngineSpec, Tolerance, assert_close
 from ditto_core.align.file import OnnxFile
-from ditto_core.backends.base import get_backend
 from ditto_core.backends.outputs_file import SESSION_FILE, read_outputs, write_outputs
+from ditto_core.backends.registry import get_backend
 from ditto_core.cache import Cache
 from ditto_core.debug.tactics import read_folder
 from ditto_core.dumps.base import natural

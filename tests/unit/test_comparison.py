@@ -207,6 +207,13 @@ def test_nan_with_and_without_taps_is_no_observer_effect():
     assert (found.observer.rel_l2, found.observer.step) == (math.inf, 1)
 
 
+def test_outputs_that_tapping_did_not_change_are_not_measured(monkeypatch):
+    monkeypatch.delattr("ditto_core.stepping.lockstep.measure")
+    found, logits = Measured(), torch.tensor([1.0, 2.0])
+    observe(found, 3, {"logits": logits}, {"logits": logits.clone()})
+    assert found.observer == ObserverEffect(0.0, 3, "logits")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema_version": 1}'])
 def test_a_file_that_is_no_comparison_is_one_line(tmp_path, text):
     (tmp_path / "run.json").write_text(text)

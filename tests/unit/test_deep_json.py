@@ -5,7 +5,7 @@ import pytest
 from ditto_core.align.alignment import Alignment
 from ditto_core.align.file import OnnxFile
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.rules import load_tolerance
+from ditto_core.compare.tolerance_files import load_tolerance
 from ditto_core.debug.tactics import read_folder
 from ditto_core.dumps import open_dump
 from ditto_core.dumps.namemap import NameMap

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ditto_core.backends.base import get_backend
+from ditto_core.backends.registry import get_backend
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.system.files import parse_toml

@@ -14,7 +14,8 @@ from ditto_core.gates.journal import Journal
 from ditto_core.gates.record import Side
 from ditto_core.gates.scoring import Known, Scorer
 from ditto_core.model.loading import load_model
-from ditto_core.spec import EngineSpec, ModelSource, ShapeProfile
+from ditto_core.profile import ShapeProfile
+from ditto_core.spec import EngineSpec, ModelSource
 from tests.gate_suites import tiny_gate, tiny_suite
 from tests.models import llama
 

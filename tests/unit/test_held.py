@@ -9,7 +9,8 @@ from ditto_core.model.export import export
 from ditto_core.model.exported import Export
 from ditto_core.model.held import Holding, inputs_read
 from ditto_core.model.loading import load_model
-from ditto_core.spec import EngineSpec, ModelSource, ShapeProfile
+from ditto_core.profile import ShapeProfile
+from ditto_core.spec import EngineSpec, ModelSource
 from tests.module_models import complains
 
 

@@ -15,9 +15,10 @@ from ditto_core.compare.ulp import spacing
 from ditto_core.compare.ulp import tolerance as elementwise
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, UNJUDGED, WITHIN
 from ditto_core.sites import Tap
-from ditto_core.stepping.lockstep import Sides, noise_of, token_results
+from ditto_core.stepping.lockstep import noise_of, token_results
 from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.prompts import TokenBatch
+from ditto_core.stepping.sides import Sides
 
 
 @pytest.mark.parametrize("dtype", EPSILON)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ditto_core.backends.base import backend_names, get_backend
 from ditto_core.backends.matrix import COLUMNS, PROMISES, cells, markdown, measured, promises_kept, summary
+from ditto_core.backends.registry import backend_names, get_backend
 from ditto_core.cli.doctor import state
 from ditto_core.testing.suite import PROMISES as ALL_PROMISES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ditto_core.backends.base import backend_names
+from ditto_core.backends.registry import backend_names
 from ditto_core.engines.engine import MANIFEST_FILE
 from ditto_core.errors import UsageError
 from ditto_core.pair.comparing import _backend, _built

@@ -15,7 +15,8 @@ from ditto_core.compare.tolerance import EPSILON, Tolerance
 from ditto_core.compare.verdict import WITHIN
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.stepping.lockstep import Sides, single_step
+from ditto_core.stepping.lockstep import single_step
+from ditto_core.stepping.sides import Sides
 from ditto_core.stepping.ties import without_ties
 
 CLOSE, APART = 0.002, 0.2

@@ -15,8 +15,9 @@ from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
 from ditto_core.stepping.dumps import compare_offline
 from ditto_core.stepping.floor import BESIDE_TRACES, write_floor
-from ditto_core.stepping.lockstep import Sides, lockstep, recording, single_step
+from ditto_core.stepping.lockstep import lockstep, single_step
 from ditto_core.stepping.prompts import encode
+from ditto_core.stepping.sides import Sides, recording
 from ditto_core.trace import TraceWriter
 
 HALF, FULL = torch.finfo(torch.float16).min, torch.finfo(torch.float32).min

@@ -8,7 +8,7 @@ import pytest
 
 from ditto_core.cache import Cache
 from ditto_core.cli.run import tensors_of
-from ditto_core.compare.rules import load_tolerance
+from ditto_core.compare.tolerance_files import load_tolerance
 from ditto_core.dumps import open_dump
 from ditto_core.dumps.namemap import NameMap
 from ditto_core.errors import DittoError

@@ -13,6 +13,7 @@ from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import RunError, UsageError
 from ditto_core.model.loading import load_model
 from ditto_core.pair import relating
+from ditto_core.profile import ShapeProfile
 from ditto_core.relations import BROKEN, InputRelations, Relations, Terms, chunked_prefill, row_in_batch, same_bits
 from ditto_core.relations.checks import sizes, steps_to
 from ditto_core.relations.feed import Captured, capture, differing_bits, feed, full_width
@@ -20,7 +21,7 @@ from ditto_core.relations.inputs import OneStep, row_count
 from ditto_core.relations.result import Side, relate
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec, ModelSource, ShapeProfile
+from ditto_core.spec import EngineSpec, ModelSource
 from tests.models import llama
 
 IDS = [3, 40, 5, 61, 7, 82, 9, 110, 11, 132, 13, 154]

@@ -10,7 +10,8 @@ from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import RANDOM
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.text import failure_message, final_result, headline, output_error, summary_line, table
+from ditto_core.compare.table import table
+from ditto_core.compare.text import failure_message, final_result, headline, output_error, summary_line
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.verdict import INCONCLUSIVE, UNJUDGED, Verdict, decide
 from tests.unit.hand_made import ENGINE, REFERENCE, TAPS, compared

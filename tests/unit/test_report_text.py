@@ -7,16 +7,8 @@ import pytest
 
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.result import ObserverEffect, TokenResult
-from ditto_core.compare.text import (
-    BARS,
-    failure_message,
-    headline,
-    site_rows,
-    sparkline,
-    summary_line,
-    table,
-    token_message,
-)
+from ditto_core.compare.table import BARS, site_rows, sparkline, table
+from ditto_core.compare.text import failure_message, headline, summary_line, token_message
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
 DOWN, BLOCK, ROPE, HEAD = "model.layers.0.mlp.down_proj", "model.layers.0", SITES[0], "lm_head"

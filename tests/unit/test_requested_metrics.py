@@ -20,8 +20,8 @@ from ditto_core.compare.dumps import compare_dumps
 from ditto_core.compare.judging import judge
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.requested import measure_requested
-from ditto_core.compare.rules import load_tolerance, spelled
-from ditto_core.compare.tolerance import Tolerance, by_rule
+from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.tolerance_files import load_tolerance, spelled
 from ditto_core.errors import UsageError
 from ditto_core.report.schema import comparison_schema
 from ditto_core.session import SessionInfo
@@ -270,9 +270,9 @@ def test_a_comparison_keeps_what_was_asked_for_in_its_json(tmp_path):
     again = Comparison.from_json(data)
     assert again.results == found.results
     assert again.results[0].metrics.requested == ((f"{__name__}:spread", pytest.approx(math.sqrt(0.5))),)
-    assert by_rule(again.tolerance.rules[0], again.results[0].metrics).ok
+    assert again.tolerance.rules[0].judge(again.results[0].metrics).ok
     with pytest.raises(UsageError, match="abs_p12"):
-        by_rule(Rule("x", 1.0, metric="abs_p12"), again.results[0].metrics)
+        Rule("x", 1.0, metric="abs_p12").judge(again.results[0].metrics)
 
 
 def test_a_deployed_output_is_measured_by_a_rule_for_the_tap_of_the_same_output():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ditto_core.compare.risk import BEYOND, MEASURED, Risk, poisson_upper
-from ditto_core.compare.text import table
+from ditto_core.compare.table import table
 from ditto_core.compare.tolerance import Tolerance
 from tests.unit.hand_made import compared
 

@@ -1,18 +1,20 @@
 """Tolerances from files and from calibration. Measurements are made by hand: no engine runs here."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from ditto_core.compare.bounds import Rule, is_metric, parse_rules
+from ditto_core.compare.bounds import LOGITS_METRICS, METRICS, QUALITIES, Rule, is_metric, parse_rules
 from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge, judge_logits
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.rules import calibrate, load_tolerance, project_tolerance
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.tolerance_files import calibrate, load_tolerance, project_tolerance
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, WITHIN, Verdict
 from ditto_core.errors import SelectorError, UsageError
 from ditto_core.session import KernelProperty, SessionInfo
@@ -251,3 +253,9 @@ def test_a_rule_of_a_quality_is_a_least_number():
         Rule("x", 0.9, "cosine")
     with pytest.raises(UsageError, match="expected 'bound'"):
         Rule("x", 0.9, "max_abs", at_least=True)
+
+
+def test_the_page_lists_every_metric_that_a_rule_may_bound():
+    page = (Path(__file__).parents[2] / "docs/tolerances.md").read_text()
+    (listed,) = re.findall(r"^Metrics: (.*?)\n\n", page, re.DOTALL | re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", listed)) - {"logits", "at_least"} == {*METRICS, *QUALITIES, *LOGITS_METRICS}

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ditto_core.backends.base import BuildRequest, get_backend
+from ditto_core.backends.base import BuildRequest
 from ditto_core.backends.ranks import backend as ranks
+from ditto_core.backends.registry import get_backend
 from ditto_core.backends.served.source import model_facts, served_model
 from ditto_core.backends.trtllm import backend as trtllm
 from ditto_core.backends.vllm import backend as vllm

@@ -5,7 +5,7 @@ import pytest
 from ditto_core import EngineSpec, ModelSource, ShapeProfile
 from ditto_core.engines.engine import spec_from_json
 from ditto_core.errors import UsageError
-from ditto_core.spec import Range
+from ditto_core.profile import Range
 
 
 def test_dtype_aliases_are_one_spec():

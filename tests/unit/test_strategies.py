@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from ditto_core.errors import UsageError
-from ditto_core.spec import Range, ShapeProfile
+from ditto_core.profile import Range, ShapeProfile
 from pytest_ditto.strategies import activations, lengths, prompts, shapes, specials, token_batches, token_ids
 
 QUIET = settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])

@@ -25,8 +25,9 @@ from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions, dimen
 from ditto_core.cache import Cache
 from ditto_core.errors import BackendError, UsageError
 from ditto_core.graphs.graph import Graph
+from ditto_core.profile import ShapeProfile
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec, ShapeProfile
+from ditto_core.spec import EngineSpec
 from tests.engines.onnx_files import two_layers
 
 

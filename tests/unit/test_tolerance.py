@@ -7,7 +7,7 @@ import torch
 
 from ditto_core.compare.bounds import METRICS, Rule, parse_rule
 from ditto_core.compare.metrics import measure
-from ditto_core.compare.tolerance import FACTOR, Tolerance, by_rule
+from ditto_core.compare.tolerance import FACTOR, Tolerance
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, WITHIN, Verdict, decide
 from ditto_core.errors import UsageError
 from ditto_core.session import KernelProperty
@@ -70,19 +70,19 @@ def test_nan_never_passes():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_no_rule_lets_a_nan_or_inf_of_one_side_pass(metric, bad):
     found = measure(torch.tensor([1.0, bad]), torch.ones(2))
-    verdict = by_rule(Rule("**", 1.0 if metric == "mismatch_ratio" else 1e9, metric=metric), found)
+    verdict = Rule("**", 1.0 if metric == "mismatch_ratio" else 1e9, metric=metric).judge(found)
     assert (verdict.status, verdict.value) == (DIVERGED, math.inf)
     assert verdict.rule == "rule '**'; 1 NaN or Inf are never allowed"
-    anything = by_rule(Rule("**", math.inf, metric=metric), found)
+    anything = Rule("**", math.inf, metric=metric).judge(found)
     assert (anything.status, anything.margin) == (WITHIN, 0.0)
 
 
 def test_nan_on_both_sides_breaks_a_rule_unless_they_were_said_to_be_equal():
     both = torch.tensor([1.0, math.nan])
     rule = Rule("**", 1.0, metric="max_abs")
-    assert by_rule(rule, measure(both, both)).status == DIVERGED
-    assert by_rule(rule, measure(both, both, equal_nan=True)).status == WITHIN
-    assert by_rule(Rule("**", 0.5, metric="mismatch_ratio"), measure(both, both)).status == WITHIN
+    assert rule.judge(measure(both, both)).status == DIVERGED
+    assert rule.judge(measure(both, both, equal_nan=True)).status == WITHIN
+    assert Rule("**", 0.5, metric="mismatch_ratio").judge(measure(both, both)).status == WITHIN
 
 
 def test_the_margin_is_value_over_bound():

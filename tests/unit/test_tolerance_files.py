@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ditto_core.compare.rules import Measured, load_tolerance, project_tolerance, write_rules
+from ditto_core.compare.tolerance_files import Measured, load_tolerance, project_tolerance, write_rules
 from ditto_core.errors import UsageError
 
 

@@ -15,7 +15,8 @@ from ditto_core.compare.blame import Localization
 from ditto_core.compare.dumps import compare_dumps
 from ditto_core.compare.notebook import notebook_html
 from ditto_core.compare.result import TokenResult
-from ditto_core.compare.text import failure_message, headline, summary_line, table, token_message
+from ditto_core.compare.table import table
+from ditto_core.compare.text import failure_message, headline, summary_line, token_message
 from ditto_core.errors import BuildError, DittoError, SelectorError
 from ditto_core.report.github import annotation, append_summary
 from ditto_core.report.localization import localization_text

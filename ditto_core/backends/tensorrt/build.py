@@ -27,8 +27,8 @@ from ditto_core.backends.tensorrt.network import Network
 from ditto_core.backends.tensorrt.state import TIMING, read_state, state_file, update_state
 from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions, dimension_sizes, ranges
 from ditto_core.errors import BuildError
+from ditto_core.profile import ShapeProfile
 from ditto_core.sites import Tap
-from ditto_core.spec import ShapeProfile
 from ditto_core.system.gpus import describe_gpu, driver_library
 from ditto_core.system.sizes import parse_size
 

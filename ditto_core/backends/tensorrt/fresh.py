@@ -12,7 +12,7 @@ from ditto_core.backends.tensorrt.manifest import ENGINE_FILE, EngineManifest
 from ditto_core.backends.tensorrt.network import Network
 from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions, ranges
 from ditto_core.errors import BuildError
-from ditto_core.spec import ShapeProfile
+from ditto_core.profile import ShapeProfile
 
 
 def build_fresh(onnx_path: str, directory: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ditto_core.backends.base import EngineTensor
 from ditto_core.errors import RunError
+from ditto_core.profile import ShapeProfile
 from ditto_core.sites import Tap
-from ditto_core.spec import ShapeProfile
 
 ENGINE_FILE = "engine.trt"
 MANIFEST_FILE = "tensorrt.json"

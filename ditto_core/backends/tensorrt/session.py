@@ -17,9 +17,10 @@ from ditto_core.backends.tensorrt.probe import Kernels, measure_kernels
 from ditto_core.backends.tensorrt.runtime import Loaded, load_engine
 from ditto_core.backends.tensorrt.tensorrt_options import TensorrtOptions
 from ditto_core.errors import BackendError, RunError, UsageError, first_line
+from ditto_core.profile import STEP
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
-from ditto_core.spec import STEP, EngineSpec
+from ditto_core.spec import EngineSpec
 from ditto_core.system.gpus import driver_version
 
 PAST, PRESENT = "past_key_values.", "present."

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
-from ditto_core.spec import EngineSpec, Range, ShapeProfile
+from ditto_core.profile import Range, ShapeProfile
+from ditto_core.spec import EngineSpec
 from ditto_core.system.sizes import parse_size
 
 TAP_MODES = ("outputs", "unfused", "none")

@@ -15,9 +15,10 @@ from ditto_core.backends.trtllm.plan import RAW
 from ditto_core.backends.trtllm.trtllm_options import TrtllmOptions
 from ditto_core.errors import BackendError
 from ditto_core.model.own_code import names_code, untrusted
+from ditto_core.profile import ShapeProfile
 from ditto_core.session import Session
 from ditto_core.sites import Tap
-from ditto_core.spec import EngineSpec, ShapeProfile
+from ditto_core.spec import EngineSpec
 from ditto_core.system.fingerprint import directory_digest
 from ditto_core.system.gpus import describe_gpu
 

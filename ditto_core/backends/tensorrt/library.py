@@ -15,6 +15,8 @@ from ditto_core.errors import BackendError, first_line
 MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
 LAYER_TABLE = "Layers:"
 KEPT = 200
+OWN_LOGGER = "The logger passed into"
+"""How TensorRT begins to say, for each object after the first, that its global logger stays. Each object has its own."""
 DTYPES = {
     "FLOAT": "float32",
     "HALF": "float16",
@@ -81,7 +83,7 @@ class Messages:
     def _take(self, severity: str, text: str) -> None:
         if text.startswith(LAYER_TABLE):
             self.layer_table = text
-        if severity not in ("VERBOSE", "INFO"):
+        if severity not in ("VERBOSE", "INFO") and OWN_LOGGER not in text:
             self._lines.append((severity, text))
             print(f"{severity}: {text}", file=sys.stderr, flush=True)  # stdout is for results
 

@@ -15,7 +15,7 @@ from ditto_core.session import LacksTaps, RunsRanks
 from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor, write_floor
 from ditto_core.stepping.sides import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
-from ditto_core.system.receipt import packages
+from ditto_core.system.receipt import machine, packages, tf32
 from ditto_core.system.threads import torch_threads
 from ditto_core.version import __version__
 
@@ -257,7 +257,8 @@ class Runner:
         facts = [reference.backend, reference.dtype, reference.device, dict(reference.facts)]
         model = [self._sessions.workspace.digest(spec.model), self._sessions.built.facts.get("export")]
         sites = [tap.site for tap in self._sessions.engine.taps]
-        return fingerprint(model, __version__, packages(), facts, spec.dtype, spec.attention, sites, threads, key)
+        here = [__version__, packages(), machine(), tf32(), threads]
+        return fingerprint(model, here, facts, spec.dtype, spec.attention, sites, key)
 
     def _writers(self, folder: Path | None) -> tuple[Recorder, Recorder] | None:
         if folder is None:

@@ -139,6 +139,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @cache
+@cache
 def machine() -> Mapping[str, str]:
     """Return GPU, driver, processor and system; a machine's name and address are nobody's business."""
     from ditto_core.system.gpus import describe_gpu

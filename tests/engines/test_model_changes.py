@@ -224,13 +224,20 @@ def test_a_noise_floor_of_another_number_of_threads_is_not_used(factor, tmp_path
     assert len([*(tmp_path / "state" / "floors").iterdir()]) == len(known)
 
 
-@pytest.mark.parametrize("name", ["torch", "transformers", "pytest-ditto-engine"])
-def test_a_noise_floor_of_other_versions_is_not_used(factor, tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("of", "change"),
+    [
+        *(("packages", {name: "0"}) for name in ("torch", "transformers", "pytest-ditto-engine")),
+        ("machine", {"cpu": "another"}),
+        ("tf32", {"tf32_matmul": "true"}),
+    ],
+)
+def test_a_noise_floor_of_other_versions_or_of_another_machine_is_not_used(factor, tmp_path, monkeypatch, of, change):
     def run():
         assert Pair(Workspace(Cache(tmp_path)), EngineSpec.of(visible), PairOptions(observer=False)).run()
 
     run()
-    monkeypatch.setattr("ditto_core.pair.runner.packages", lambda: {name: "0"})
+    monkeypatch.setattr(f"ditto_core.pair.runner.{of}", lambda: change)
     run()
     assert len([*(tmp_path / "state" / "floors").iterdir()]) == 2
 

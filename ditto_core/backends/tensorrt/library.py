@@ -16,7 +16,7 @@ MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
 LAYER_TABLE = "Layers:"
 KEPT = 200
 OWN_LOGGER = "The logger passed into"
-"""How TensorRT begins to say, for each object after the first, that its global logger stays. Each object has its own."""
+"""How TensorRT begins to say, for each object after the first, that the global logger stays. Each has its own here."""
 DTYPES = {
     "FLOAT": "float32",
     "HALF": "float16",

@@ -17,7 +17,7 @@ from ditto_core.engines.workspace import Workspace
 from ditto_core.errors import UsageError, check_type
 from ditto_core.model.checkpoint import vocab_size
 from ditto_core.model.forward import DECODED, can_generate, first_inputs
-from ditto_core.pair.inputs import MORE, check_padding, digests, parts_not_run, rounded
+from ditto_core.pair.inputs import MORE, by_name, check_padding, digests, parts_not_run, rounded
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.pair.runner import RunFn, Runner
 from ditto_core.pair.sessions import Sessions
@@ -216,11 +216,8 @@ class Pair:
 
     def _values(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return inputs by name as tensors that the engine's dtype holds. Raises :class:`UsageError` for a name."""
-        known = self.sessions.model.examples
-        for name in inputs:
-            if name not in known:
-                raise UsageError(f"{self.spec.model.label} has no input {name!r}, expected {', '.join(known)}")
-        return rounded({name: torch.as_tensor(value) for name, value in inputs.items()}, self.spec.dtype)
+        values = by_name(inputs, self.sessions.model.examples, self.spec.model.label)
+        return rounded({name: torch.as_tensor(value) for name, value in values.items()}, self.spec.dtype)
 
     def _batch(
         self, prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor], steps: int

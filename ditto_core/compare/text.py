@@ -29,7 +29,7 @@ NOT_SHOWN = "not compared: "
 
 
 def failure_message(comparison: ComparisonData) -> str:
-    """Return why a comparison failed, in at most eleven lines; the first has the site, step, number and bound."""
+    """Return why a comparison failed, in at most twelve lines; the first has the site, step, number and bound."""
     comparison = comparison.shown
     lines = [*(note for note in comparison.notes if note.startswith(INPUTS_DIFFER)), headline(comparison)]
     bad = comparison.first_bad
@@ -240,6 +240,8 @@ def advice_without_bad_site(comparison: ComparisonData) -> str:
         )
     if comparison.unjudged_outputs:
         return "next: run this model in a dtype that holds its numbers, or give a tolerance for this output"
+    if len(comparison) and not comparison.measured:
+        return "next: give inputs of at least one row"
     if from_dumps(comparison):
         return "next: a name map aligns names and layouts, --ignore-missing leaves out names of one side only"
     return "next: leave these sites out of outputs=, or take a reference that has them"

@@ -73,7 +73,7 @@ def row(tool: str, family: str, source: Path, path: Path) -> Row:
 
 def unconfirmed(found: Alignment, seen: Study) -> int:
     """Count the sites that agree on the probes and not on a held-out prompt."""
-    errors = place_errors(found, seen.model, seen.file, probe(seen.model, HELD_OUT[0], HELD_OUT[1], seed=97))
+    errors = place_errors(found, seen.model, seen.file, probe(seen.model, seen.batches[0], HELD_OUT, seed=97))
     return sum(errors[site] > WRONG * found.tolerance for site in found.agreeing if site in errors)
 
 

@@ -137,7 +137,8 @@ def refuse_marked_model(collector: pytest.Module | pytest.Class, name: str, obj:
     """
     if not (inspect.isfunction(obj) or inspect.isclass(obj)) or collector.funcnamefilter(name):
         return
-    bare = (mark for mark in obj.__dict__.get("pytestmark", ()) if not (mark.args or mark.kwargs))
+    own = obj.__dict__.get("pytestmark", ())
+    bare = (mark for mark in (own if is_list(own) else [own]) if not (mark.args or mark.kwargs))
     if any(mark.name == MARKER for mark in bare) and not (inspect.isclass(obj) and collector.classnamefilter(name)):
         raise collector.CollectError(
             f"marker {MARKER} is on {name!r}, which is not a test; write @pytest.mark.{MARKER}(model={name})"

@@ -280,3 +280,37 @@ class Complains(nn.Module):
 def complains() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     return Complains(), {"x": torch.randn(3, 4)}
+
+
+class Counting(nn.Module):
+    """Counts its calls and averages what it saw, in two buffers that the next call reads; one is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.calls: torch.Tensor
+        self.register_buffer("mean", torch.ones(4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) + self.mean
+        self.mean = 0.9 * self.mean + 0.1 * out.mean(0)
+        self.calls += 1
+        return out * self.calls
+
+
+def counting() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A module that keeps something for its next call."""
+    torch.manual_seed(0)
+    return Counting(), {"x": torch.randn(3, 4)}
+
+
+class WholeNumbers(nn.Module):
+    """Computes from integers, without a module and without a floating number."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"quotient": torch.div(a, b, rounding_mode="floor"), "less": a < b}
+
+
+def whole_numbers() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return WholeNumbers(), {"a": torch.tensor([[-7, 7, 5]] * 2), "b": torch.tensor([[2, 3, -2]] * 2)}

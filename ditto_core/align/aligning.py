@@ -12,14 +12,15 @@ from ditto_core.align import eager, running
 from ditto_core.align.alignment import Alignment, Place
 from ditto_core.align.binding import Binding
 from ditto_core.align.file import OnnxFile
+from ditto_core.align.integers import integer_places
 from ditto_core.align.layout import Layout, layouts, product
 from ditto_core.align.matching import TOLERANCES, Match, Matching, match
-from ditto_core.align.nearest import candidates, flat, laid_out, worst_error
+from ditto_core.align.nearest import Candidate, candidates, flat, laid_out, worst_error
 from ditto_core.align.origin import ModelOrigin, Origin
 from ditto_core.align.parts import Feeds, Runnable
-from ditto_core.align.probes import BATCHES, PADDING, Probe, probes, untried_window, with_inputs_of
+from ditto_core.align.probes import BATCHES, OWN, PADDING, Probe, probes, untried_window, with_inputs_of
 from ditto_core.align.values import Value
-from ditto_core.errors import UsageError
+from ditto_core.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,12 +55,12 @@ class Study(Sides):
     probes: Sequence[Probe]
     binding: Binding
     finals: Mapping[str, int]
+    batches: tuple[int, ...]
 
     def padded(self) -> Study:
         """Return the study on probes whose last row is padded."""
-        sizes = tuple(probe.batch for probe in self.probes)
-        ran = probes(self.model, sizes, PADDING)
-        return of_both(self.model, self.file, self.binding, ran, *eager.capture(self.model, ran))
+        ran = probes(self.model, self.batches, PADDING)
+        return of_both(self.model, self.file, self.binding, ran, *eager.capture(self.model, ran), self.batches)
 
 
 def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None = None, tolerance: float = 0.0) -> Study:
@@ -70,11 +71,20 @@ def study(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     fails.
     """
     model = with_inputs_of(model, file.inputs)
-    fixed = running.takes(file)
-    ran = probes(model, (fixed, fixed) if fixed else BATCHES)
-    sites, finals = eager.capture(model, ran)
+    batches = running.takes(file)
+    if model.decoder and batches == OWN:
+        batches = BATCHES
+    try:
+        ran = probes(model, batches)
+        sites, finals = eager.capture(model, ran)
+    except RunError:
+        if model.decoder or not any(batches):
+            raise
+        batches = OWN  # rows of one input belong to several of another: nodes of a graph and its edges
+        ran = probes(model, batches)
+        sites, finals = eager.capture(model, ran)
     binding = running.bind(file, model, ran, {name: sites[i] for name, i in finals.items()}, inputs or {})
-    return of_both(model, file, binding, ran, sites, finals, tolerance)
+    return of_both(model, file, binding, ran, sites, finals, batches, tolerance)
 
 
 def of_both(
@@ -84,19 +94,21 @@ def of_both(
     ran: Sequence[Probe],
     sites: Sequence[Value],
     finals: Mapping[str, int],
+    batches: tuple[int, ...],
     tolerance: float = 0.0,
 ) -> Study:
     """Run the file and match its values with the model's."""
     feeds = [running.fed(binding, probe) for probe in ran]
     values = running.capture(file, feeds, tuple(probe.batch for probe in ran))
     matching = match(sites, values, tolerance or TOLERANCES.get(file.dtype, TOLERANCES["float32"]))
-    return Study(file, feeds, matching, ModelOrigin(model.module), model, ran, binding, finals)
+    return Study(file, feeds, matching, ModelOrigin(model.module), model, ran, binding, finals, batches)
 
 
 def concluded(found: Study) -> Alignment:
     """Return the map that a study found. Raises :class:`UsageError` when no output of the file is the model's."""
     matching = found.matching
-    finals = dict(final_places(found))
+    integers = dict(integer_places(found.model, found.file, found.probes, found.feeds))
+    finals = {**dict(final_places(found)), **{name: place for name, place in integers.items() if place}}
     if not finals:
         names = ", ".join(port.name for port in found.file.outputs)
         raise UsageError(f"none of the file's outputs ({names}) has the shape of an output of {found.model.label}")
@@ -110,7 +122,8 @@ def concluded(found: Study) -> Alignment:
             reasons[kind] |= dict.fromkeys(value.sites[:1], reason)
         elif (place := place_of(matching, index)) is not None:
             sites[place.site] = place
-    missing = {name: "not among the file's outputs" for name in final_names(found) if name not in finals}
+    returned = (*final_names(found), *integers)
+    missing = {name: "not among the file's outputs" for name in returned if name not in finals}
     file = found.file
     return Alignment(
         file.path.name,
@@ -132,8 +145,10 @@ def remarks(found: Study) -> Iterator[str]:
     """Yield what the probes could not try."""
     if window := untried_window(found.model):
         yield f"the attention window of {window} tokens is longer than any probe: a wrong window would not show"
-    if len({probe.batch for probe in found.probes}) == 1:
-        yield f"the file takes batches of {found.probes[0].batch} only"
+    if found.batches == OWN:
+        yield "aligned on inputs of the example's sizes only"
+    elif len(set(found.batches)) == 1:
+        yield f"the file takes batches of {found.batches[0]} only"
 
 
 def verdict(matching: Matching, index: int) -> tuple[str, str]:
@@ -209,16 +224,26 @@ def final_names(found: Study) -> list[str]:
 def final_places(found: Study) -> Iterator[tuple[str, Place]]:
     """Yield the place of each final output that the file has: by its name, else the nearest output of its shape."""
     values, sites = found.matching.values, found.matching.sites
-    outputs = {port.name for port in found.file.outputs}
-    taken = {slot.output for slot in found.binding.cache}
-    ends = [i for i, value in enumerate(values) if value.name in outputs - taken and value.base < 0]
+    outputs = {port.name for port in found.file.outputs} - {slot.output for slot in found.binding.cache}
+    ends = [i for i, value in enumerate(values) if value.name in outputs and value.base < 0]
+    near: dict[str, list[Candidate]] = {}
     for name in final_names(found):
         index = found.finals[name]
-        near = candidates(sites, values, [index], preferred(values, ends, name), most=float("inf")).get(index, [])
-        if near:
-            yield name, placed(name, values, near[0].value, near[0].layout, near[0].error, 0.0)
-        elif last := last_token(values, ends, sites[index]):
+        right = preferred(values, ends, name)
+        near[name] = candidates(sites, values, [index], right, most=float("inf")).get(index, [])
+    taken: set[int] = set()
+    for name in sorted(near, key=lambda name: nearness(values, name, near[name])):
+        left = [each for each in near[name] if each.value not in taken or each.error <= found.matching.tolerance]
+        if left:
+            taken.add(left[0].value)
+            yield name, placed(name, values, left[0].value, left[0].layout, left[0].error, 0.0)
+        elif not near[name] and (last := last_token(values, ends, sites[found.finals[name]])):
             yield name, last
+
+
+def nearness(values: Sequence[Value], name: str, near: Sequence[Candidate]) -> tuple[bool, float]:
+    """Return what outputs are given away by: the one of the name first, then the nearest."""
+    return (values[near[0].value].name != name, near[0].error) if near else (True, float("inf"))
 
 
 def preferred(values: Sequence[Value], ends: Iterable[int], name: str) -> list[int]:

@@ -101,6 +101,7 @@ def alignment_of(spec: EngineSpec, file: OnnxFile) -> Alignment:
     """Return the map that the options name, or a new one."""
     if given := spec.option("map"):
         values = [output for node in file.model.graph.node for output in node.output]
+        values += [port.name for port in file.outputs]  # some are stored
         return Alignment.load(Path(given)).reused(file.digest, values)
     inputs: Mapping[str, str] = spec.option("inputs") or {}
     return align(load_lean(spec.model, spec.attention), file, inputs)

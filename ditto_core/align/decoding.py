@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ditto_core.align import eager, running
+from ditto_core.align import eager
 from ditto_core.align.aligning import final_places
 from ditto_core.align.alignment import Place
 from ditto_core.align.binding import Binding, Slot, computed_from
@@ -62,7 +62,7 @@ def port_of(study: Study, slot: Slot) -> Any:
 
 def prompts(study: Study) -> Sequence[Mapping[str, torch.Tensor]]:
     """Return the inputs of each step: a held-out prompt, then single tokens; the mask covers all tokens so far."""
-    batch, length = running.takes(study.file) or HELD_OUT[0], HELD_OUT[1]
+    batch, length = study.batches[0], HELD_OUT
     whole = probe(study.model, batch, length + STEPS, seed=SEED).inputs
     ends = [length, *range(length + 1, length + STEPS + 1)]
     starts = [0, *ends[:-1]]

@@ -20,6 +20,7 @@ from ditto_core.align.probes import Probe
 from ditto_core.align.store import Kept, Lazy, Store
 from ditto_core.align.values import Value
 from ditto_core.errors import RunError
+from ditto_core.model.buffers import Buffers
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.placing import placed
@@ -110,6 +111,7 @@ def record(model: LoadedModel, probe: Probe, store: Store) -> Run:
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
+            stack.enter_context(Buffers(model.module).kept())
             stack.enter_context(recorder.recording())
             stack.enter_context(paths(model.module, watch.path))
             stack.enter_context(watch)
@@ -128,6 +130,13 @@ def forward(model: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str,
     return (
         {**outputs, **{f"present.{name}": tensor for name, tensor in items(step.cache)}} if model.decoder else outputs
     )
+
+
+def outputs(model: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the outputs of one step in float32, by name."""
+    running = in_float32(model)
+    with torch.no_grad(), Buffers(running.module).kept():
+        return forward(running, inputs)
 
 
 @contextmanager

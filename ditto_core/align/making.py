@@ -12,6 +12,7 @@ from ditto_core.align.decoding import decoding_fault
 from ditto_core.align.fault import faults
 from ditto_core.align.quantized import quantized
 from ditto_core.align.verify import verified
+from ditto_core.compare.text import FIRST_WRONG
 
 if TYPE_CHECKING:
     from ditto_core.align.alignment import Alignment
@@ -28,7 +29,7 @@ def align(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     """
     whole = quantized(model, file, inputs) if file.quantization else None
     found = whole.study if whole else study(model, file, inputs)
-    made = verified(concluded(found), found.model, found.file)
+    made = verified(concluded(found), found.model, found.file, found.batches[0])
     if whole:
         made = replace(made, wrong=whole.weights.wrong)
     if whole and not whole.judged:
@@ -36,5 +37,5 @@ def align(model: LoadedModel, file: OnnxFile, inputs: Mapping[str, str] | None =
     first = [explained(found, fault).fault for fault in faults(found.matching)[:1]] if made.off else []
     if not made.off and (later := decoding_fault(found)) is not None:
         first = [later]
-    notes = (f"first wrong operator on the probes: {f.operator} {f.node}, {f.cause or f.site}" for f in first)
+    notes = (f"{FIRST_WRONG}: {f.operator} {f.node}, {f.cause or f.site}" for f in first)
     return replace(made, notes=(*made.notes, *notes))

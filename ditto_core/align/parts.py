@@ -54,6 +54,9 @@ def run_in_parts(
 
     Raises :class:`RunError` when it does not run, :class:`~ditto_core.errors.BuildError` when a part is refused.
     """
+    for name, array in constant_outputs(file, model):
+        if wanted(name):
+            yield name, [array] * len(feeds)
     pieces = parts(model, largest)
     last = last_readers(model, pieces)
     live: list[dict[str, Any]] = [dict(feed) for feed in feeds]
@@ -76,6 +79,16 @@ def run_in_parts(
         for each in live:
             for name in [name for name in each if last.get(name, -1) <= number]:
                 del each[name]
+
+
+def constant_outputs(file: Runnable, model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
+    """Yield those outputs of a graph that are stored in it, such as a detector's anchors."""
+    from onnx import numpy_helper
+
+    returned = {value.name for value in model.graph.output}
+    for tensor in model.graph.initializer:
+        if tensor.name in returned:
+            yield tensor.name, numpy_helper.to_array(tensor, base_dir=str(file.folder))
 
 
 def outputs_of(file: Runnable, model: onnx.ModelProto, feed: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Rounding to 4 bits leaves a weight 0.085 to 0.11 from its own, to 8 bits 0.01; a
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,11 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from ditto_core.align import eager
 from ditto_core.align.file import OnnxFile
 from ditto_core.align.fit import Fit, fit
+from ditto_core.align.probes import LENGTHS, OWN, SEED, probe
 from ditto_core.align.rounding import Rounding
 from ditto_core.align.stored import stored_weights
 from ditto_core.align.values import Array
+from ditto_core.model.recorder import Recorder
 
 if TYPE_CHECKING:
     from ditto_core.model.loading import LoadedModel
@@ -84,7 +86,7 @@ def own_weights(model: LoadedModel, file: OnnxFile) -> tuple[LoadedModel, Weight
         for name, module in model.module.named_modules()
         if isinstance(module, (nn.Linear, nn.Embedding, *CONVOLUTIONS))
     }
-    folds = folded_norms(model.module)
+    folds = folded_norms(model)
     modules |= {name + FOLDED: modules[name] * torch.from_numpy(factor) for name, factor in folds.items()}
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.module.parameters(), *model.module.buffers())}
     target: nn.Module = copy.deepcopy(model.module, shared)
@@ -108,22 +110,38 @@ def own_weights(model: LoadedModel, file: OnnxFile) -> tuple[LoadedModel, Weight
     return replace(model, module=target), Weights(tuple(best.values()), tuple(missing), total)
 
 
-def folded_norms(root: nn.Module) -> dict[str, Array]:
+def folded_norms(model: LoadedModel) -> dict[str, Array]:
     """Return what a norm over channels multiplies a convolution's weight by, as [outputs, 1, …], by its name.
 
-    The norm is the next module of the same parent with as many channels: an exporter folds it into the convolution.
+    The norm is the one that reads what the convolution gives: an exporter folds it into the convolution.
     """
     found: dict[str, Array] = {}
-    for path, parent in root.named_modules():
-        children = list(parent.named_children())
-        for (name, one), (_, other) in itertools.pairwise(children):
-            if not isinstance(one, CONVOLUTIONS) or not isinstance(other, NORMS):
-                continue
-            if other.running_var is not None and other.num_features == one.out_channels:
-                scale = torch.rsqrt(other.running_var + other.eps)
-                factor = (scale if other.weight is None else other.weight.detach() * scale).float().numpy()
-                found[f"{path}.{name}".lstrip(".")] = factor.reshape(-1, *[1] * (one.weight.ndim - 1))
+    for name, one, other in normed(model):
+        if other.running_var is not None:
+            scale = torch.rsqrt(other.running_var + other.eps)
+            factor = (scale if other.weight is None else other.weight.detach() * scale).float().numpy()
+            found[name] = factor.reshape(-1, *[1] * (one.weight.ndim - 1))
     return found
+
+
+def normed(model: LoadedModel) -> list[tuple[str, Any, Any]]:
+    """Return (its name, a convolution, the norm that reads what it gives), as the model runs."""
+    running = eager.in_float32(model)
+    modules = dict(running.module.named_modules())
+    if model.decoder or not any(isinstance(part, NORMS) for part in modules.values()):
+        return []
+    given: dict[str, torch.Tensor] = {}
+    pairs: list[tuple[str, Any, Any]] = []
+
+    def see(site: str, tensor: torch.Tensor, part: nn.Module) -> None:
+        if isinstance(part, CONVOLUTIONS) and site in modules:
+            given[site] = tensor
+        elif isinstance(part, NORMS) and site.endswith(":in"):
+            pairs.extend((name, modules[name], part) for name, made in given.items() if made is tensor)
+
+    with Recorder(running.module, see).recording():
+        eager.outputs(running, probe(model, OWN[0], LENGTHS[0], seed=SEED).inputs)
+    return pairs
 
 
 def put(module: Any, original: Any, start: int, rows: Array) -> None:

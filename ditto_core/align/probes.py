@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 Inputs = Mapping[str, torch.Tensor]
 
 BATCHES = (2, 3)
+OWN = (0, 0)
+"""The examples' own sizes, twice."""
 LENGTHS = (11, 17)
-HELD_OUT = (2, 13)
+HELD_OUT = 13
 PRIMES = (17, 23, 29, 37, 53, 67, 101, 131, 257, 521)
 LONGEST = 521
 SEED = 5
@@ -43,7 +45,8 @@ class Probe:
 
 
 def probes(model: LoadedModel, batches: tuple[int, ...] = BATCHES, padding: int = 0) -> list[Probe]:
-    """Return the probes that a model and a file are aligned on; ``batches`` are those that the file takes."""
+    """Return the probes that a model and a file are aligned on; ``batches`` are those that the file takes, 0 for the
+    examples' own."""
     lengths = (LENGTHS[0], beyond_window(model))
     sizes = enumerate(zip(batches, lengths, strict=True))
     return [probe(model, batch, length, seed=SEED + i, padding=padding) for i, (batch, length) in sizes]
@@ -62,7 +65,8 @@ def probe(model: LoadedModel, batch: int, length: int, *, seed: int, padding: in
 
 
 def examples(model: LoadedModel, batch: int, length: int, generator: torch.Generator, padding: int = 0) -> Probe:
-    """Draw inputs of the kinds of a model's example inputs: token ids get a length, what else there is keeps its.
+    """Draw inputs of the kinds of a model's example inputs: token ids get a length, what else there is keeps its, and
+    for a ``batch`` of 0 its rows.
 
     The last row's mask ends ``padding`` tokens early.
     """
@@ -70,23 +74,27 @@ def examples(model: LoadedModel, batch: int, length: int, generator: torch.Gener
     made = {}
     for name, example in model.examples.items():
         like_tokens = tokens is not None and example.ndim == 2 and not example.is_floating_point()
-        shape = (batch, length) if like_tokens else (batch, *example.shape[1:])
+        rows = (batch or example.shape[0],) if example.ndim else ()
+        shape = (*rows, length) if like_tokens else (*rows, *example.shape[1:])
         made[name] = drawn(name, example, shape, generator, vocab_size(model.module))
     if padding and "attention_mask" in made:
         made["attention_mask"][-1, -padding:] = 0
-    return Probe(made, batch, length if tokens is not None else 0)
+    own = next((len(tensor) for tensor in made.values() if tensor.ndim), 1)
+    return Probe(made, batch or own, length if tokens is not None else 0)
 
 
 def drawn(
     name: str, example: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator, vocabulary: int
 ) -> torch.Tensor:
-    """Return random numbers like an example's: normal ones, token ids, other ids up to its largest, ones for a mask."""
+    """Return random numbers like an example's: normal ones, token ids, other integers between its least and its
+    largest, ones for a mask."""
     if example.is_floating_point():
         return torch.randn(shape, generator=generator).to(example.dtype)
     if "mask" in name or example.dtype == torch.bool:
         return torch.ones(shape, dtype=example.dtype)
-    count = vocabulary if name == "input_ids" and vocabulary else int(example.max()) + 1
-    return torch.randint(0, count, shape, generator=generator).to(example.dtype)
+    tokens = name == "input_ids" and vocabulary
+    least, count = (0, vocabulary) if tokens else (int(example.min()), int(example.max()) + 1)
+    return torch.randint(least, count, shape, generator=generator).to(example.dtype)
 
 
 def with_inputs_of(model: LoadedModel, ports: Iterable[Port]) -> LoadedModel:

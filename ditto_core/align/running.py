@@ -12,7 +12,7 @@ from ditto_core.align.binding import FUSED_CACHES, Binding, bindings
 from ditto_core.align.exact import added
 from ditto_core.align.file import OnnxFile, ask_fused
 from ditto_core.align.parts import Feeds, Runnable, outputs_of, run_in_parts
-from ditto_core.align.probes import Probe
+from ditto_core.align.probes import BATCHES, OWN, Probe
 from ditto_core.align.store import Lazy, Store
 from ditto_core.align.values import Array, Value
 from ditto_core.errors import BuildError, RunError
@@ -83,6 +83,8 @@ def values_of(
     values: list[Value] = []
     origin: dict[str, tuple[int, ...]] = {}
     known = {**made, **{name: put(arrays) for name, arrays in forced.items()}}
+    for name in sorted(known.keys() & {tensor.name for tensor in model.graph.initializer}):
+        values.append(Value(name, "Constant", f"holding {name}", known[name].arrays, batches=batches))
     for node in model.graph.node:
         parents = tuple(sorted({i for name in node.input for i in origin.get(name, ())}))
         returned = {node.output[i] for i in FUSED_CACHES.get(node.op_type, {}).values() if i < len(node.output)}
@@ -106,7 +108,9 @@ def put(arrays: Sequence[Array]) -> Computed:
 
 
 def usable(arrays: Sequence[Any]) -> bool:
-    """Tell whether a value is a floating tensor with elements, of one rank on all probes."""
+    """Tell whether a value is a floating tensor with elements, of one rank on all probes; a sequence is no tensor."""
+    if not all(isinstance(array, np.ndarray) for array in arrays):
+        return False
     floating = all(array.dtype.kind == "f" or "float" in array.dtype.name for array in arrays)
     return floating and all(array.size for array in arrays) and len({array.ndim for array in arrays}) == 1
 
@@ -158,10 +162,11 @@ def nearest_error(outputs: Iterable[Any], finals: Mapping[str, Value]) -> float:
     return min(distances)
 
 
-def takes(file: OnnxFile) -> int:
-    """Return the only batch that a file takes, 0 when it takes any."""
-    batches = {
-        port.shape[0] for port in file.inputs if port.shape and not any(w in port.name for w in ("past", "cache"))
-    }
+def takes(file: OnnxFile) -> tuple[int, ...]:
+    """Return the batches to try: the only one that a file takes, or two; 0, the examples' own, where inputs differ."""
+    inputs = [port for port in file.inputs if port.shape and not any(w in port.name for w in ("past", "cache"))]
+    batches = {port.shape[0] for port in inputs}
     fixed = {size for size in batches if isinstance(size, int)}
-    return int(fixed.pop()) if len(fixed) == 1 and len(batches) == 1 else 0
+    if not fixed:
+        return BATCHES
+    return (fixed.pop(),) * 2 if len(batches) == 1 else OWN

@@ -22,8 +22,10 @@ LINEAR = ("QLinearConv", "QLinearMatMul", "QGemm")
 QUANTIZER = "DynamicQuantizeLinear"
 INT8 = 4
 """Value of ``accuracy_level`` that asks for activations in int8."""
-SMALLEST = 64
-"""Fewer numbers are scales, biases or zero points."""
+SMALLEST = 16
+"""Fewer numbers may be near to another weight by chance."""
+MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+"""Operators that quantizers pull before the dequantization of what was looked up."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def places(file: OnnxFile, graph: Graph, vocabulary: int) -> Iterator[Stored]:
             yield Stored(label, node.output[0], {}, rounding=rounding, array=scaled_weight(file, graph, node))
         elif node.op_type == CONVOLUTION and node.input[1] in graph.weights:
             given = {node.output[0]: centred(file, graph, node).swapaxes(0, 1)}
-            maker = graph.nodes[graph.producer[node.input[0]]] if node.input[0] in graph.producer else None
+            maker = maker_of(graph, node.input[0])
             if maker is not None and maker.op_type == QUANTIZER:
                 given[maker.output[1]] = np.ones((), np.float32)  # the activation's scale
             yield Stored(label, scaled(graph, node), given, inputs_first=True, rounding=Range())
@@ -114,7 +116,9 @@ def centred(file: OnnxFile, graph: Graph, node: Any) -> Array:
 
 def dequantized(file: OnnxFile, graph: Graph, node: Any, label: str) -> Iterator[Stored]:
     """Yield a weight that is dequantized, or of which what was looked up is."""
-    maker = graph.nodes[graph.producer[node.input[0]]] if node.input[0] in graph.producer else None
+    maker = maker_of(graph, node.input[0])
+    while maker is not None and maker.op_type in MOVES:
+        maker = maker_of(graph, maker.input[0])
     name = maker.input[0] if maker is not None and maker.op_type == "Gather" else node.input[0]
     tensor = graph.weights.get(name)
     if tensor is not None and len(tensor.dims) > 1 and np.prod(tensor.dims) >= SMALLEST:
@@ -124,11 +128,16 @@ def dequantized(file: OnnxFile, graph: Graph, node: Any, label: str) -> Iterator
         yield Stored(label, node.output[0], given, lookup=maker is not None, rounding=rounding)
 
 
+def maker_of(graph: Graph, name: str) -> Any:
+    """Return the node that computes a value, None for an input or a weight."""
+    return graph.nodes[graph.producer[name]] if name in graph.producer else None
+
+
 def read_as(file: OnnxFile, graph: Graph, weight: str) -> Rounding | None:
     """Return how the activation was rounded that is multiplied by a weight; None where it was not."""
     for reader in graph.readers.get(weight, ()):
         node = graph.nodes[reader]
-        maker = graph.nodes[graph.producer[node.input[0]]] if node.input[0] in graph.producer else None
+        maker = maker_of(graph, node.input[0])
         if maker is not None and maker.op_type == DEQUANTIZED and maker.output[0] != weight:
             return fixed(file, graph, *maker.input[1:3])
     return None
@@ -162,7 +171,7 @@ def identity(size: int) -> Array:
 
 def quantized_from(graph: Graph, name: str) -> str:
     """Return the floating value that a quantized activation is made of."""
-    maker = graph.nodes[graph.producer[name]] if name in graph.producer else None
+    maker = maker_of(graph, name)
     return str(maker.input[0]) if maker is not None and maker.op_type == QUANTIZER else name
 
 

@@ -25,26 +25,25 @@ WORSE = 100.0
 """With padding, a final output's error that is this many times the tolerance comes from the padding."""
 
 
-def verified(found: Alignment, model: LoadedModel, file: OnnxFile) -> Alignment:
+def verified(found: Alignment, model: LoadedModel, file: OnnxFile, batch: int) -> Alignment:
     """Return the map without the sites that a held-out prompt does not confirm, with a note on padding.
 
     A site is confirmed when its value is nearer than an unrelated one could be: whether it agrees is for a test to say.
     """
-    batch, length = running.takes(file) or HELD_OUT[0], HELD_OUT[1]
-    plain = probe(model, batch, length, seed=SEED)
+    plain = probe(model, batch, HELD_OUT, seed=SEED)
     errors = place_errors(found, model, file, plain)
     wrong = {site: error for site, error in errors.items() if site in found.sites and not error <= LOOSE}
     reasons = {site: f"a held-out prompt does not confirm it: {error:.1e} off" for site, error in wrong.items()}
     kept = {site: place for site, place in found.sites.items() if site not in wrong}
-    notes = (*found.notes, *padding_note(found, model, file, batch, length))
+    notes = (*found.notes, *padding_note(found, model, file, batch))
     return replace(found, sites=kept, ambiguous={**found.ambiguous, **reasons}, notes=notes)
 
 
-def padding_note(found: Alignment, model: LoadedModel, file: OnnxFile, batch: int, length: int) -> Sequence[str]:
+def padding_note(found: Alignment, model: LoadedModel, file: OnnxFile, batch: int) -> Sequence[str]:
     """Return what padding does to the final outputs of a file that is right without it."""
     if batch < 2 or any(not place.error <= found.tolerance for place in found.finals.values()):
         return ()
-    padded = probe(model, batch, length, seed=SEED, padding=PADDING)
+    padded = probe(model, batch, HELD_OUT, seed=SEED, padding=PADDING)
     if MASK not in found.binding.roles.values():
         return ()
     try:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ditto_core.backends.cancellation import watching
 from ditto_core.backends.rounding import OtherRounding
 from ditto_core.errors import RunError, first_line
+from ditto_core.model.buffers import Buffers
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.placing import placed
@@ -35,6 +36,7 @@ class EagerSession:
         self, model: LoadedModel, taps: tuple[Tap, ...], *, dtype: str = "float32", device: str = "cpu", sample: int = 0
     ) -> None:
         self.module = placed(model.module, getattr(torch, dtype), device)
+        self._buffers = Buffers(self.module)
         self._forward = Forward(self.module, decoder=model.decoder, staged=model.staged)
         self._device = torch.device(device)
         self._sample = sample
@@ -56,8 +58,8 @@ class EagerSession:
         self._sink = sink
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
         rounding = OtherRounding(self._sample) if self._sample else nullcontext()
-        recording = self._recorder.recording()
-        with torch.inference_mode(), exact_float32(), widened(self.info.dtype), rounding, recording:
+        recording, kept = self._recorder.recording(), self._buffers.kept()
+        with torch.inference_mode(), exact_float32(), widened(self.info.dtype), kept, rounding, recording:
             try:
                 return self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:

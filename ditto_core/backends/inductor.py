@@ -17,6 +17,7 @@ from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.program_session import ProgramSession, Run, Signature
 from ditto_core.errors import BackendError, BuildError, SelectorError, UsageError, first_line, nearest
 from ditto_core.graphs.outputs import GIVEN
+from ditto_core.model.buffers import Buffers
 from ditto_core.model.examples import token_inputs
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
@@ -149,7 +150,7 @@ def graph_breaks(model: LoadedModel) -> list[str]:
     inputs = dict(model.examples) or token_inputs()
     forward = Forward(model.module, decoder=model.decoder)
     forward.start()
-    with quiet(), torch.no_grad():
+    with quiet(), torch.no_grad(), Buffers(model.module).kept():
         found = torch._dynamo.explain(forward)(inputs)
     # A function that was inlined is traced again by itself, and breaks at the same place.
     return list(dict.fromkeys(place(reason) for reason in found.break_reasons if reason.graph_break))
@@ -182,7 +183,13 @@ def compiled(directory: Path, compiler: str, mode: str) -> Run:
     module = cut_off(torch.export.load(directory / PROGRAM_FILE).module(check_guards=False), Signature.load(directory))
     options: dict[str, Any] = {"mode": mode} if compiler == "inductor" else {}
     function = torch.compile(module, backend=compiler, fullgraph=True, dynamic=True, **options)
-    return without_gradients(function)
+    run, buffers = without_gradients(function), Buffers(module)
+
+    def step(feed: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        with buffers.kept():
+            return run(feed)
+
+    return step
 
 
 def cut_off(module: torch.fx.GraphModule, signature: Signature) -> torch.fx.GraphModule:

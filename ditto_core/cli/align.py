@@ -57,7 +57,7 @@ def command(
     engine = OnnxFile(file)
     whole = quantized(loaded, engine, roles(inputs or [])) if engine.quantization else None
     found = whole.study if whole else study(loaded, engine, roles(inputs or []))
-    aligned = verified(concluded(found), found.model, found.file)
+    aligned = verified(concluded(found), found.model, found.file, found.batches[0])
     typer.echo(summary(aligned, loaded.label, most=10_000 if verbose else 8))
     if verbose:
         for place in aligned.sites.values():

@@ -18,6 +18,9 @@ from ditto_core.sites import Tap
 RANDOM = "the reference does not repeat itself"
 """How the reason begins where two runs of the reference differ."""
 
+OUTPUT = "output:"
+"""Before the name of a final output that is the site of another tensor, too."""
+
 UNTAPPED = ":untapped"
 """Port of a final output's name that stands for the same output of the engine without taps."""
 

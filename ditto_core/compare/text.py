@@ -16,10 +16,14 @@ SHOWN = 3
 
 INPUTS_DIFFER = "inputs differ"
 """How a note begins that says what explains a failure before any tensor: it is the first line of the message."""
+FIRST_WRONG = "first wrong operator on the probes"
+"""How a note begins that says where an engine file goes wrong, be it shown by no site."""
+NOT_SHOWN = "not compared: "
+"""How a note begins that says which sites the engine has no value for."""
 
 
 def failure_message(comparison: ComparisonData) -> str:
-    """Return why a comparison failed, in at most eleven lines; the first has the site, step, number and bound."""
+    """Return why a comparison failed, in at most twelve lines; the first has the site, step, number and bound."""
     comparison = comparison.shown
     lines = [*(note for note in comparison.notes if note.startswith(INPUTS_DIFFER)), headline(comparison)]
     bad = comparison.first_bad
@@ -79,6 +83,7 @@ def where(comparison: ComparisonData, result: SiteResult) -> str:
 def blamed(comparison: ComparisonData, bad: SiteResult) -> Iterator[str]:
     """Yield where the error comes from, where the local errors say more than the first bad site does: another site, or
     a line of the model that no site shows."""
+    yield from (note for note in comparison.notes if note.startswith(FIRST_WRONG))
     first = comparison.localization.first if comparison.localization else None
     if first is None:
         return
@@ -180,7 +185,7 @@ def observer_effect(comparison: ComparisonData) -> str:
 
 def missing(comparison: ComparisonData) -> str:
     """Return how many sites were not compared, when the headline speaks of something else, or not judged."""
-    lines = [unjudged(comparison)]
+    lines = [unjudged(comparison), *(note for note in comparison.notes if note.startswith(NOT_SHOWN))]
     if comparison.missing and comparison.first_bad is not None:
         site, reason = next(iter(comparison.missing.items()))
         lines.append(f"not compared: {len(comparison.missing)} sites, {site}: {reason}")
@@ -229,6 +234,8 @@ def advice_without_bad_site(comparison: ComparisonData) -> str:
         )
     if comparison.unjudged_outputs:
         return "next: run this model in a dtype that holds its numbers, or give a tolerance for this output"
+    if len(comparison) and not comparison.measured:
+        return "next: give inputs of at least one row"
     if from_dumps(comparison):
         return "next: a name map aligns names and layouts, --ignore-missing leaves out names of one side only"
     return "next: leave these sites out of outputs=, or take a reference that has them"

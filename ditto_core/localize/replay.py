@@ -18,6 +18,7 @@ from ditto_core.backends.eager import widened
 from ditto_core.compare.masks import as_masks, is_mask
 from ditto_core.errors import RunError, first_line
 from ditto_core.model import states
+from ditto_core.model.buffers import Buffers
 from ditto_core.model.forward import Forward
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.placing import placed
@@ -39,6 +40,7 @@ class Replay:
 
     def __init__(self, model: LoadedModel, taps: tuple[Tap, ...], *, engine_dtype: str, dtype: str) -> None:
         self.module = placed(model.module, getattr(torch, dtype), via=getattr(torch, engine_dtype))
+        self._buffers = Buffers(self.module)
         self._forward = Forward(self.module, decoder=model.decoder, staged=model.staged)
         self.dtype = dtype
         self._taps = {name: tap for tap in taps for name in (tap.site, *tap.aliases)}
@@ -64,8 +66,8 @@ class Replay:
         """
         forced = Forced(self._taps, captured, self._own, on_value, tape)
         recorder = Recorder(self.module, forced.visit, self._taps)
-        recorded = nullcontext() if tape is None else tape
-        with torch.inference_mode(), exact_float32(), recorded, widened(self.dtype), recorder.recording():
+        recorded, kept = nullcontext() if tape is None else tape, self._buffers.kept()
+        with torch.inference_mode(), exact_float32(), kept, recorded, widened(self.dtype), recorder.recording():
             try:
                 outputs = self._forward(inputs)
             except (RuntimeError, TypeError, IndexError) as error:

@@ -74,8 +74,14 @@ def download(source: ModelSource) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"model {source.location!r} is neither a local directory nor a Hub id that can be reached "
-            f"({type(error).__name__}){near_path(Path(source.location))}"
+            f"({type(error).__name__}){as_function(source.location) or near_path(Path(source.location))}"
         ) from error
+
+
+def as_function(location: str) -> str:
+    """Say how a function is given that a command would take as ``FILE.py:NAME``."""
+    name = location.partition(".py:")[2]
+    return f"; a test takes the function itself: model={name}" if name.isidentifier() else ""
 
 
 def near_path(path: Path) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 import torch
 from torch import nn
+from torch.export.graph_signature import OutputKind
 from torch.utils._pytree import tree_leaves
 
 from ditto_core.errors import BuildError
@@ -145,7 +146,9 @@ def describe(
     wrapper: Wrapper, program: torch.export.ExportedProgram, names: Sequence[str], axes: Mapping[str, tuple[str, ...]]
 ) -> Iterator[Tap]:
     """Complete the taps, in the order in which the model computed them."""
-    results: Any = program.graph.output_node().args[0]
+    returned: Any = program.graph.output_node().args[0]
+    kinds = [spec.kind for spec in program.graph_signature.output_specs]  # others are buffers that forward writes into
+    results = [node for node, kind in zip(returned, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
     nodes = dict(zip(names, results, strict=True))
     for value in upstream_first({value: nodes[value] for value in wrapper.traced.taps}):
         node, tap = nodes[value], wrapper.traced.taps[value]

@@ -13,7 +13,7 @@ from ditto_core.model.export import unmapped_modules
 from ditto_core.model.export_failure import told
 from ditto_core.model.exported import PROVENANCE_FILE, Export, head_axis
 from ditto_core.model.loading import LoadedModel
-from ditto_core.model.tracing import wrap
+from ditto_core.model.tracing import restored, wrap
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, vocab_size
 from ditto_core.sites import Provenance, Tap
 
@@ -47,9 +47,9 @@ def observe(model: LoadedModel, *, operators: bool = False) -> Observed:
     """Run a loaded model once, on small inputs. Raises :class:`BuildError` when it cannot run."""
     wrapper = wrap(model)
     wrapper.operators = operators
-    arguments, _, input_names = wrapper.signature()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), restored(model.module):
+            arguments, _, input_names = wrapper.signature()
             outputs = wrapper(*arguments)
     except Exception as error:
         raise BuildError(f"{model.label} could not be run: {told(error)}") from error

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ditto_core.errors import BuildError, UsageError
+from ditto_core.model.buffers import Buffers
 from ditto_core.model.export_failure import depends_on_values, export_failure, told
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.staged_wrappers import FirstWrapper, LaterWrapper
@@ -60,7 +61,8 @@ def wrap(model: LoadedModel, named: Sequence[tuple[str, int, str]] = ()) -> Wrap
 def run_once(model: LoadedModel, wrapper: Wrapper, arguments: tuple[Any, ...]) -> None:
     """Run a wrapper before it is traced. Raises :class:`BuildError` when the model cannot run on its own examples."""
     try:
-        wrapper(*arguments)
+        with Buffers(model.module).kept():
+            wrapper(*arguments)
     except Exception as error:
         raise BuildError(f"{model.label} could not be run: {told(error)}") from error
     if not wrapper.traced.outputs:
@@ -76,7 +78,7 @@ def own_symbols(wanted: bool) -> AbstractContextManager[Any]:
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
-    """Give each module its attributes back: what a forward keeps while it is traced holds no numbers.
+    """Give each module its attributes and buffers back: what a forward keeps while it is traced holds no numbers.
 
     Dicts among them keep their identity, which handles of hooks refer to; those of other classes may be immutable.
     """
@@ -84,7 +86,8 @@ def restored(module: nn.Module) -> Iterator[None]:
     dicts = [value for table in attributes for value in table.values() if type(value) in (dict, OrderedDict)]
     before = [(table, dict(table)) for table in (*attributes, *dicts)]
     try:
-        yield
+        with Buffers(module).kept():
+            yield
     finally:
         for table, kept in before:
             table.clear()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 from ditto_core.model import checkpoint, states
+from ditto_core.model.buffers import Buffers
 from ditto_core.model.code_lines import running_line
 from ditto_core.model.forward import DECODED, TOKENS, Forward, named_outputs
 from ditto_core.model.held import Holding, inputs_read
@@ -211,7 +212,8 @@ class ModuleWrapper(Wrapper):
             for name, tensor in self.examples.items()
         }
         try:
-            self(list(doubled.values()))
+            with Buffers(self.module).kept():
+                self(list(doubled.values()))
         except Exception:  # noqa: BLE001 - a module may raise anything where its inputs have no rows in common
             return self.examples
         self.doubled = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,11 +47,9 @@ class Inputs:
 
     def values(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return inputs by name as tensors that the engine's dtype holds. Raises :class:`UsageError` for a name."""
-        known, spec = self._sessions.model.examples, self._sessions.spec
-        for name in inputs:
-            if name not in known:
-                raise UsageError(f"{spec.model.label} has no input {name!r}, expected {', '.join(known)}")
-        return rounded({name: torch.as_tensor(value) for name, value in inputs.items()}, spec.dtype)
+        spec = self._sessions.spec
+        values = by_name(inputs, self._sessions.model.examples, spec.model.label)
+        return rounded({name: torch.as_tensor(value) for name, value in values.items()}, spec.dtype)
 
     def batch(
         self, prompts: Prompt | Sequence[Prompt] | Mapping[str, torch.Tensor], steps: int
@@ -101,6 +99,17 @@ def parts_not_run(config: Any, given: Mapping[str, torch.Tensor]) -> list[str]:
         return []
     towers = [name.removesuffix("_config") for name in TOWERS if getattr(config, name, None) is not None]
     return [f"text tokens do not reach the {name} part of this model: it was not run; {MORE}" for name in towers]
+
+
+def by_name(inputs: Any, known: Collection[str], label: str) -> Mapping[str, Any]:
+    """Return the inputs of a model. Raises :class:`UsageError` unless they are given by names that are ``known``."""
+    if not isinstance(inputs, Mapping):
+        shown = ", ".join(f"{name!r}: tensor" for name in known)
+        raise UsageError(f"the inputs of {label} are a {type(inputs).__name__}, expected them by name: {{{shown}}}")
+    for name in inputs:
+        if name not in known:
+            raise UsageError(f"{label} has no input {name!r}, expected {', '.join(known)}")
+    return inputs
 
 
 def rounded(inputs: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.compare.text import NOT_SHOWN
 from ditto_core.compare.tolerance import LUCK, Tolerance
 from ditto_core.errors import first_line
 from ditto_core.session import LacksTaps, RunsRanks
@@ -151,7 +152,7 @@ class Runner:
         missing = {**engine.refused, **comparison.missing}
         notes = (*comparison.notes, *engine.facts.get("notes", ()))
         if missing and engine.partial:
-            notes = (*notes, f"{len(missing)} sites are not shown by this engine and were not compared at every step")
+            notes = (*notes, f"{NOT_SHOWN}{len(missing)} sites that this engine does not show: {names([*missing])}")
             missing = {}
         missing = {**missing, **engine.facts.get("wrong", {}), **disagreement(self._sessions.engine)}
         known = reference.absent if isinstance(reference, LacksTaps) else frozenset()

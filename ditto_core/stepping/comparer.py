@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ditto_core.compare.judging import UNTAPPED, output_names
+from ditto_core.compare.judging import OUTPUT, UNTAPPED, output_names
 from ditto_core.compare.masks import is_mask
 from ditto_core.compare.packed import gains
 from ditto_core.compare.tolerance import Tolerance
@@ -82,6 +82,10 @@ class Comparer:
         """Hold a tensor of a first run of the reference, which the second has to repeat."""
         self._repeated[site] = tensor.clone()
 
+    def output_site(self, name: str) -> str:
+        """Return what a final output is judged as: its name, unless a module has that."""
+        return OUTPUT + name if name in self._taps else name
+
     def take_reference(self, site: str, tensor: torch.Tensor) -> None:
         """Compare a tap of the reference with what the others hold."""
         actual = self.engine.pop(site, None)
@@ -106,7 +110,7 @@ class Comparer:
             if name not in ours:
                 self._found.missing.setdefault(name, "the engine does not return this output")
             elif not self._is_tapped(name, expected):
-                tap = self._output(name if name not in self._taps else f"output:{name}", name, expected)
+                tap = self._output(self.output_site(name), name, expected)
                 actual = self._without_ties(name, ours[name], theirs)
                 noisy = [outputs[name] for outputs in self.noisy_outputs if name in outputs]
                 self.compare(len(self._taps) + i, tap, actual, expected, noisy, final=True)
@@ -150,7 +154,7 @@ class Comparer:
         if not is_class_map(expected) or actual.shape != expected.shape or torch.equal(actual, expected):
             return actual
         self.flush()
-        known = ((other, self._found.floor.get(other, {}).get(self.step)) for other in theirs)
+        known = ((other, self._found.floor.get(self.output_site(other), {}).get(self.step)) for other in theirs)
         floors = {other: noise.rel_l2 for other, noise in known if noise and self._tolerance.usable(noise.rel_l2)}
         settled = without_ties(actual, expected, theirs, floors)
         if ties := int((settled != actual).sum()):
@@ -172,7 +176,7 @@ class Comparer:
                 results[i] = replace(results[i], final=True)
                 known = self._found.floor.get(tap.site, {}).get(self.step)
                 if known is not None:
-                    self._found.floor.setdefault(name, {})[self.step] = known
+                    self._found.floor.setdefault(self.output_site(name), {})[self.step] = known
         return True
 
     def _output(self, site: str, name: str, tensor: torch.Tensor) -> Tap:

@@ -150,7 +150,7 @@ def run_step(
 def run_once_before(reference: Session, inputs: Mapping[str, torch.Tensor], comparer: Comparer) -> None:
     """Run the first step of the reference once for itself: where the next run differs, it draws random numbers."""
     for name, tensor in reference.step(inputs, comparer.take_repeated).items():
-        comparer.take_repeated(name, tensor)
+        comparer.take_repeated(comparer.output_site(name), tensor)
     reference.start(rows_of(inputs))
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ditto_core.compare.judging import OUTPUT
 from ditto_core.compare.masks import as_masks, may_hide
 from ditto_core.compare.metrics import ShapeMismatch
 from ditto_core.compare.packed import Found, Pair, gains, measure_all
@@ -142,7 +143,8 @@ class Measuring:
 
     def floor(self, tap: Tap) -> Noise | None:
         """Return the noise floor of a tap in this step, None where it was not measured."""
-        floors = self._found.floor.get(tap.site) or self._found.floor.get(tap.value, {})
+        names = (tap.site, OUTPUT + tap.value, tap.value)
+        floors = next((found for name in names if (found := self._found.floor.get(name))), {})
         return floors.get(self._step)
 
     def _as_masks(self, pair: StepPair, asked: Pair, found: Found) -> tuple[Pair, Found]:

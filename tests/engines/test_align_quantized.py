@@ -195,14 +195,42 @@ def test_8_bit_weights_of_convolutions_are_found(workspace, tmp_path, form):
         assert 0 < np.abs(found - weight).max() <= 0.51 * step
 
 
+class Tagger(nn.Module):
+    """Looks ids [batch, length] up and takes the length first, as recurrent layers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 12)
+
+    def forward(self, ids):
+        return self.head(torch.relu(self.table(ids).transpose(0, 1)))
+
+
+def tagger():
+    torch.manual_seed(0)
+    return Tagger(), {"ids": torch.arange(6).view(2, 3)}
+
+
+def test_a_table_is_found_whose_rows_are_moved_before_they_are_dequantized(workspace, tmp_path):
+    from onnxruntime.quantization import quantize_dynamic
+
+    foreign_files.whole(workspace.export(EngineSpec.of(tagger)).onnx_path, tmp_path / "source.onnx")
+    quantize_dynamic(tmp_path / "source.onnx", tmp_path / "m.onnx")
+    nodes = {node.output[0]: node for node in onnx.load(str(tmp_path / "m.onnx")).graph.node}
+    assert {nodes[n.input[0]].op_type for n in nodes.values() if n.op_type == "DequantizeLinear"} == {"Transpose"}
+    _, weights = own_weights(load_model(ModelSource.of(tagger)), OnnxFile(tmp_path / "m.onnx"))
+    assert ({piece.module for piece in weights.pieces}, weights.missing) == ({"table", "head"}, ())
+
+
 def normed():
     """Convolutions with norms and activations, added up, and a linear layer: what static quantization fuses."""
 
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
-            self.second, self.other = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+            self.norm, self.other = nn.BatchNorm2d(16), nn.BatchNorm2d(16)
+            self.first = nn.Conv2d(3, 16, 3, padding=1)
+            self.second = nn.Conv2d(16, 16, 3, padding=1, bias=False)
             self.head = nn.Linear(16, 40)
 
         def forward(self, input):

@@ -7,6 +7,7 @@ from ditto_core.errors import BuildError, UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.module_models import (
+    counting,
     counts_one_row,
     counts_rows,
     encoder_decoder,
@@ -18,6 +19,7 @@ from tests.module_models import (
     sequences,
     shared,
     square_image,
+    whole_numbers,
     writes,
 )
 
@@ -104,6 +106,21 @@ def test_outputs_may_have_the_names_of_inputs_and_modules_and_be_nested_single_o
         torch.testing.assert_close(outputs["features"], net.features(hidden) + 1)
         torch.testing.assert_close(outputs["mean"], hidden.mean())
     assert torch.equal(outputs["mask:out"], examples["mask"])
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "inductor"])
+def test_each_step_begins_with_the_buffers_that_the_engine_was_built_with(pair_of, workspace, backend):
+    options = {"compiler": "aot_eager"} if backend == "inductor" else {}
+    pair = pair_of(counting, backend=backend, options=options, outputs="**")
+    assert [bool(pair.run(localize=True)) for _ in range(2)] == [True, True]
+    module = workspace.model(pair.spec.model).module
+    assert (int(module.calls), module.mean.tolist()) == (0, [1.0] * 4)
+
+
+def test_of_a_model_without_modules_the_outputs_are_compared(pair_of):
+    run = pair_of(whole_numbers, outputs="**").run()
+    run.assert_close()
+    assert {r.site: r.metrics.mismatched for r in run.results} == {"quotient": 0, "less": 0}
 
 
 def test_only_modules_that_have_a_wanted_site_are_hooked(pair_of, workspace):

@@ -276,6 +276,18 @@ def test_other(): pass
     result.stdout.fnmatch_lines([f"*{line}"])
 
 
+def test_a_class_may_have_one_marker_that_is_no_list(project):
+    project.makepyfile("""
+import pytest
+from tiny import tiny_llama
+
+class TestOne:
+    pytestmark = pytest.mark.ditto_engine(model=tiny_llama)
+    def test_marked(self, request): assert request.node.get_closest_marker("ditto_engine")
+""")
+    project.runpytest_inprocess().assert_outcomes(passed=1)
+
+
 def test_a_marker_without_a_fixture_is_noted(project):
     project.makepyfile("""
 import pytest

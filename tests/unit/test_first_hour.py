@@ -7,11 +7,11 @@ import pytest
 from ditto_core.cache import Cache
 from ditto_core.cli.localize import command as localize
 from ditto_core.engines.workspace import Workspace
-from ditto_core.errors import UsageError
-from ditto_core.model.checkpoint import near_path
+from ditto_core.errors import ModelError, UsageError
+from ditto_core.model.checkpoint import locate, near_path
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.pair import Pair
-from ditto_core.spec import EngineSpec
+from ditto_core.spec import EngineSpec, ModelSource
 from pytest_ditto.reporting import ATTRIBUTE, Tally, line_of
 
 RUN = {
@@ -53,6 +53,11 @@ def test_the_first_missing_part_of_a_path_has_its_neighbour_named(tmp_path):
     assert near_path(tmp_path / "modles" / "llama") == "; did you mean 'models'?"
     assert near_path(tmp_path / "models" / "lama") == "; did you mean 'llama'?"
     assert near_path(tmp_path / "models" / "zzz") == ""
+
+
+def test_a_test_that_names_a_function_as_commands_do_is_told_how():
+    with pytest.raises(ModelError, match=r"neither a local directory.*; a test takes the function itself: model=net$"):
+        locate(ModelSource.of("nets.py:net"))
 
 
 def test_fixtures_are_listed_with_what_to_call(pytester, isolated_environment):

@@ -7,7 +7,7 @@ import torch
 
 from ditto_core.errors import UsageError
 from ditto_core.model.forward import DECODED
-from ditto_core.pair.inputs import parts_not_run, rounded
+from ditto_core.pair.inputs import by_name, parts_not_run, rounded
 
 
 def test_inputs_are_rounded_to_the_engines_dtype_and_integers_kept():
@@ -23,6 +23,19 @@ def test_parts_that_tokens_do_not_reach_are_noted_unless_they_get_something():
     assert note.startswith("text tokens do not reach the vision part of this model: it was not run")
     assert parts_not_run(config, {"input_ids": ids, "pixel_values": torch.zeros(1, 3, 2, 2)}) == []
     assert parts_not_run(SimpleNamespace(), {"input_ids": ids}) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        (torch.ones(2), r"the inputs of net are a Tensor, expected them by name: \{'x': tensor, 'y': tensor\}"),
+        ([torch.ones(2)], "are a list, expected them by name"),
+        ({"z": 1}, "net has no input 'z', expected x, y"),
+    ],
+)
+def test_inputs_come_by_name(inputs, told):
+    with pytest.raises(UsageError, match=told):
+        by_name(inputs, ("x", "y"), "net")
 
 
 def test_an_additive_mask_stays_a_mask():

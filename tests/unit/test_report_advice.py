@@ -11,7 +11,15 @@ from ditto_core.compare.judging import RANDOM
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.table import table
-from ditto_core.compare.text import failure_message, final_result, headline, output_error, summary_line
+from ditto_core.compare.text import (
+    FIRST_WRONG,
+    NOT_SHOWN,
+    failure_message,
+    final_result,
+    headline,
+    output_error,
+    summary_line,
+)
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.verdict import INCONCLUSIVE, UNJUDGED, Verdict, decide
 from tests.unit.hand_made import ENGINE, REFERENCE, TAPS, compared
@@ -56,6 +64,14 @@ def test_inner_sites_that_could_not_be_judged_are_counted_beside_the_headline():
 def test_tensors_without_elements_are_no_agreement():
     empty = result(verdict=decide("rel_l2", 0.0, 1.0, "rule"), pair=([], []))
     assert headline(run(empty)) == "nothing was compared: the tensors of all 1 sites are empty"
+    assert failure_message(run(empty)).endswith("next: give inputs of at least one row")
+
+
+def test_what_an_engine_file_is_known_to_lack_and_where_it_goes_wrong_is_in_the_message():
+    wrong, lacking = f"{FIRST_WRONG}: MatMul 7, a", f"{NOT_SHOWN}1 sites that this engine does not show: a"
+    bad = result(verdict=decide("rel_l2", 1.0, 0.5, "rule"))
+    lines = [line.strip() for line in failure_message(run(bad, notes=(wrong, "other", lacking))).splitlines()]
+    assert (lines[2], lacking in lines, "other" in lines) == (wrong, True, False)
 
 
 def test_a_final_output_without_a_tap_says_that_every_tap_is_within():

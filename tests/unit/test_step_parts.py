@@ -14,6 +14,7 @@ from ditto_core.stepping import measuring
 from ditto_core.stepping.choices import Choices
 from ditto_core.stepping.comparer import Comparer, same_tensor
 from ditto_core.stepping.floor import Noise, read_floor, write_floor
+from ditto_core.stepping.lockstep import run_once_before
 from ditto_core.stepping.logits import LogitsOfStep
 from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.measuring import judged_dtype
@@ -28,6 +29,20 @@ HEAD = Tap("lm_head", "logits", axes=("batch", "length", ""))
 def compared(taps=(), inputs=IDS, **options):
     found = Measured()
     return Comparer(taps, 0, inputs, found, Tolerance(), "float16", **options), found
+
+
+class StandIn:
+    """A session that gives the same taps and outputs at each step."""
+
+    def __init__(self, taps, outputs):
+        self.taps, self.outputs = taps, outputs
+
+    def step(self, inputs, sink):
+        for site, tensor in self.taps.items():
+            sink(site, tensor)
+        return self.outputs
+
+    def start(self, rows): ...
 
 
 def test_what_only_one_side_has_is_missing_with_its_side():
@@ -79,6 +94,24 @@ def test_a_tap_stands_for_an_output_where_it_is_the_same_tensor_on_both_sides(th
         [("lm_head", True)] if judged_there else [("lm_head", False), ("logits", True)]
     )
     assert ("logits" in found.floor) is judged_there
+
+
+def test_an_output_that_is_called_as_a_module_has_a_floor_of_its_own():
+    comparer, found = compared((Tap("value", "value:value"),), {})
+    column, row = X.view(12, 1), X.view(12)
+    reference = StandIn({"value": column}, {"value": row})
+    run_once_before(reference, {}, comparer)
+    comparer.noisy_outputs = [{"value": row + 1e-2}]
+    comparer.take_noisy("value", column + 1e-4)
+    comparer.take_engine("value", column)
+    comparer.outputs = {"value": row}
+    comparer.take_reference("value", column)
+    comparer.finish({"value": row})
+    comparer.finish_untapped({"value": row + 1e-4}, {"value": row})
+    assert found.missing == {}
+    floors = {r.site: r.floor for r in found.results}
+    assert floors["value"] == pytest.approx(floors["output:value"] / 100, rel=1e-3)
+    assert floors["value:untapped"] == floors["output:value"]
 
 
 def test_dimensions_of_an_output_have_the_names_that_are_known():

@@ -23,6 +23,9 @@ ROWS = 15
 INPUTS_DIFFER = "inputs differ"
 """How a note begins that says what explains a failure before any tensor: it is the first line of the message."""
 
+NO_LOGITS = "the reference has no logits"
+"""How a note begins that says why tokens are not compared."""
+
 
 def failure_message(comparison: ComparisonData) -> str:
     """Return why a comparison failed, in at most eleven lines; the first has the site, step, number and bound."""
@@ -63,6 +66,8 @@ def no_verdict(comparison: ComparisonData) -> str:
         return "nothing was compared: the engine has no outputs in common with its reference"
     if not comparison.measured:
         return f"nothing was compared: the tensors of all {len(comparison.sites)} sites are empty"
+    if not comparison.decided:
+        return f"nothing was judged: {comparison.inconclusive[0].verdict.rule}"
     return ""
 
 
@@ -243,6 +248,9 @@ def advice_without_bad_site(comparison: ComparisonData) -> str:
 def token_message(comparison: ComparisonData) -> str:
     """Return where the greedy tokens part, in at most ten lines."""
     comparison = comparison.shown
+    if not comparison.tokens:
+        why = (note for note in comparison.notes if note.startswith(NO_LOGITS))
+        return f"no tokens were compared: {next(why, 'only generate(prompts) has any')}"
     rows = [(i, token) for i, token in enumerate(comparison.tokens) if token.flips]
     row, token = min(rows, key=lambda item: item[1].flips[0])
     step = token.flips[0]

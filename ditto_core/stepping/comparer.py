@@ -201,6 +201,8 @@ class Comparer:
         ``noisy`` are the reference's in the engine's dtype, ``final``: an output of the model.
         """
         valid, tied = self._without_choices(tap, expected, self._valid(tap.axes))
+        if valid is not None and not tied and not bool(valid.any()):
+            tied = "padding covers all of it"
         if tap.value == "logits" and actual.shape != expected.shape:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
         actual, noisy = in_order(actual, expected, tap.axes), [in_order(each, expected, tap.axes) for each in noisy]

@@ -57,6 +57,12 @@ def test_tensors_without_elements_are_no_agreement():
     assert headline(run(empty)) == "nothing was compared: the tensors of all 1 sites are empty"
 
 
+def test_where_nothing_could_be_judged_nothing_holds():
+    found = run(result("a", order=0), result("lm_head", verdict=decide("rel_l2", 0.0, 1.0, "rule"))).filter("a")
+    assert not found
+    assert headline(found) == f"nothing was judged: {NOT_JUDGED.rule}"
+
+
 def test_a_final_output_without_a_tap_says_that_every_tap_is_within():
     bad = result("logits", verdict=decide("rel_l2", 0.5, 0.1, "rule"), final=True)
     assert failure_message(run(bad)).splitlines()[1].startswith("  first bad site: a final output; every tap before it")

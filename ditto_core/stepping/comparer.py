@@ -183,7 +183,7 @@ class Comparer:
         return Tap(site, name, axes=axes)
 
     def compare_logits(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Measure the logits of both sides, once a step."""
+        """Measure the logits of both sides."""
         self._logits.compare(ours, theirs)
 
     def compare(

@@ -290,7 +290,7 @@ def conclude(sides: Sides, found: Measured, tolerance: Tolerance, tokens: tuple[
         tokens=tokens,
         logits=tuple(found.logits),
         observer=found.observer,
-        missing=unjudged(info.judged_as, results, found.logits) | found.missing,
+        missing=unjudged(info.judged_as, results, found.logits, taps, generated=bool(tokens)) | found.missing,
         taps=taps,
         notes=(*found.notes, *tolerance.idle(r.step for r in results)),
     )

@@ -124,10 +124,14 @@ class DumpPairs:
 
 
 def role_pairs(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, str]:
-    """Pair names that differ in a trace's ``input:`` or ``output:`` alone; other tools do not write the role."""
-    bare = {name.removeprefix("input:").removeprefix("output:"): name for name in theirs}
-    found = {name: name.removeprefix("input:").removeprefix("output:") for name in ours}
-    return {name: bare[short] for name, short in found.items() if short in bare}
+    """Pair names that differ in a trace's ``input:`` or ``output:`` alone; other tools do not write the role.
+
+    Where a trace has both, the name is that of the output, which comes last.
+    """
+    found, bare = (
+        {name.removeprefix("input:").removeprefix("output:"): name for name in side} for side in (ours, theirs)
+    )
+    return {found[short]: bare[short] for short in found if short in bare}
 
 
 def both(actual: torch.Tensor | None, expected: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:

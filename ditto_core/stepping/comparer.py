@@ -20,6 +20,9 @@ from ditto_core.stepping.measuring import Measuring, StepPair
 from ditto_core.stepping.prompts import valid_elements
 from ditto_core.stepping.ties import is_class_map, without_ties
 
+NOT_DELIVERED = "the engine did not deliver it"
+"""How the reason begins where a tap that was promised did not come."""
+
 
 class Comparer:
     """Compares one step: holds the engine's taps until the reference delivers each, then drops both.
@@ -126,7 +129,7 @@ class Comparer:
             else:
                 self._found.missing.setdefault(site, "the reference did not compute it")
         for site in self._taps.keys() - self._delivered - self.idle:
-            self._found.missing.setdefault(site, f"the engine did not deliver it at step {self.step}")
+            self._found.missing.setdefault(site, f"{NOT_DELIVERED} at step {self.step}")
 
     def finish_untapped(self, deployed: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
         """Compare the outputs of the engine without taps, which is what gets deployed, where they are others."""

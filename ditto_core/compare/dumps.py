@@ -77,7 +77,8 @@ class DumpPairs:
         partner = {name: name for name in ours if name in theirs}
         if self.name_map.suffix:
             partner |= suffix_pairs([n for n in ours if n not in theirs], [n for n in theirs if n not in ours])
-        partner |= role_pairs([n for n in ours if n not in partner], set(theirs) - set(partner.values()))
+        taken = {*partner.values()}
+        partner |= role_pairs([n for n in ours if n not in partner], [n for n in theirs if n not in taken])
         pairs = {b: a for a, b in partner.items()}
         if self.actual.format == "trace" and self.expected.format != "trace":
             pairs = {partner[a]: a for a in ours if a in partner}
@@ -123,7 +124,7 @@ class DumpPairs:
             yield Pair(match.step, name, measurable(actual), measurable(expected), why)
 
 
-def role_pairs(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, str]:
+def role_pairs(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, str]:
     """Pair names that differ in a trace's ``input:`` or ``output:`` alone; other tools do not write the role.
 
     Where a trace has both, the name is that of the output, which comes last.

@@ -6,6 +6,7 @@ shards together and judges them; a gate whose shards were never all there fails 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,11 +103,16 @@ def judged_last(item: pytest.Item, part: GateResult, count: int, folder: Path) -
     """Put a shard beside the others; skip the test unless it is the last of them."""
     from ditto_core.gates.marker import gathered
 
-    item.user_properties.append((SCORED, item.nodeid.partition("[")[0]))
+    item.user_properties.append((SCORED, whole(item.nodeid)))
     result = gathered(part, count, folder)
     if result is None:
         pytest.skip(f"shard {part.shard} is scored; the last of {count} shards judges the gate")
     return result
+
+
+def whole(nodeid: str) -> str:
+    """Return a test's id without its shard: one engine's gate is not another's of the same test."""
+    return re.sub(r"(?<=[\[-])shard\d+of\d+-?", "", nodeid).replace("-]", "]").replace("[]", "")
 
 
 def shared_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> Path:
@@ -138,7 +144,7 @@ class GateTally:
         """Take one report in."""
         if report.when != "teardown":
             return
-        name = report.nodeid.partition("[")[0]
+        name = whole(report.nodeid)
         for key, value in report.user_properties:
             if key == SCORED:
                 self.scored.add(str(value))

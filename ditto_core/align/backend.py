@@ -84,6 +84,7 @@ class FileBackend:
         file.place(model, request.directory, ENGINE_FILE, copy=True)
         found.save(request.directory / MAP_FILE)
         refused = {tap.site: reason(tap, found) for tap in request.taps if tap not in taps}
+        refused |= {name: found.absent[name] for name in request.outputs if name in found.absent}
         known = {"file": str(file.path), "sha256": found.digest[file.path.name]}
         facts = {**known, "notes": list(found.notes), "wrong": dict(found.wrong)}
         return BuildReport(taps, refused, facts, partial=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,14 @@ def summary(sides: Sides, actual: str, expected: str) -> str:
     shown = sorted(off.items())[:MOST_FAULTS]
     lines += [f"  {matching.title(i)}: rel_l2 {m.error:.1e} in {matching.values[m.value].name}" for i, m in shown]
     return "\n".join(lines)
+
+
+def lacking(sides: Sides, outputs: Collection[str]) -> list[str]:
+    """Return those of the right graph's floating outputs that are nowhere in the other, right or wrong."""
+    matching = sides.matching
+    there = {*matching.agreeing, *matching.vouched, *matching.matches}
+    kinds = {site.name: matching.site_class.get(i) for i, site in enumerate(matching.sites)}
+    return [name for name in outputs if kinds.get(name) is not None and kinds[name] not in there]
 
 
 def counterparts(sides: Sides) -> dict[str, str]:

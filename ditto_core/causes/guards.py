@@ -28,6 +28,8 @@ def norm_overflow(evidence: Evidence) -> Cause | None:
     gone = ((actual == nothing).all(-1) | ~torch.isfinite(actual).all(-1)) & (sums > 0)
     if not gone.any() or float(sums[gone].min()) < LARGEST_HALF:
         return None
+    if evidence.dtype != "float16" and gone.all():
+        return None  # zeros throughout may be the weight's as well
     line = (
         f"the output of {int(gone.sum())} tokens is zero or not finite; max |x| = {float(x[gone].abs().max()):.4g}, "
         f"sum x^2 = {float(sums[gone].max()):.4g} > {LARGEST_HALF:.0f}, float16's largest"

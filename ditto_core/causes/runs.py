@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.causes.confidence import confidence
 from ditto_core.causes.evidence import name_of
 from ditto_core.compare.blame import Cause
-from ditto_core.compare.tolerance import EPSILON
+from ditto_core.compare.tolerance import EPSILON, TABLE
 
 if TYPE_CHECKING:
     from ditto_core.compare.blame import Blame
@@ -55,7 +55,8 @@ def observer_effect(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
     if effect is None:
         return None
     floors = [r.floor for r in final_results(comparison) if r.floor and comparison.tolerance.usable(r.floor)]
-    bound = comparison.tolerance.factor * max(floors, default=epsilon(comparison))
+    # Without a floor the two engines may be as far apart as an engine and its reference.
+    bound = comparison.tolerance.factor * max(floors) if floors else TABLE.get(comparison.engine.judged_as, math.inf)
     if effect.rel_l2 <= max(bound, 4 * epsilon(comparison)):
         return None
     line = f"the untapped engine's {effect.output} differ by {effect.rel_l2:.1e} at step {effect.step}"

@@ -81,17 +81,19 @@ def between_files(expected: Path, actual: Path, inputs: list[str], most: int, js
     """Align an ONNX file with another one that is right."""
     from ditto_core.align.feeds import random_feeds
     from ditto_core.align.file import OnnxFile
-    from ditto_core.align.graphs import counterparts, of_files, summary
+    from ditto_core.align.graphs import counterparts, lacking, of_files, summary
     from ditto_core.align.repair import repaired
 
     good = OnnxFile(expected)
     sides = of_files(OnnxFile(actual), good, random_feeds(good), roles(inputs))
     typer.echo(summary(sides, actual.name, expected.name))
+    if gone := lacking(sides, [port.name for port in good.outputs]):
+        typer.echo(f"nothing in {actual.name} is the output {', '.join(gone)} of {expected.name}")
     repairs = repaired(sides, most)[0]
     wrong = said(repairs)
     if json_file is not None:
         write_atomic(json_file, json.dumps({"pairs": counterparts(sides), "faults": wrong}, indent=1) + "\n")
-    if wrong:
+    if wrong or gone:
         raise typer.Exit(1)
 
 

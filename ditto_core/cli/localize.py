@@ -1,4 +1,4 @@
-"""`ditto localize`: which site adds the error, and why. Exit code 0: none, 1: a site is to blame."""
+"""`ditto localize`: which site adds the error, and why. Exit code 0: none, 1: a site is to blame or results differ."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def command(
     """Name the site that adds the error, and why. One build and one run."""
     from ditto_core.cli import screen
     from ditto_core.cli.model_argument import read_model
+    from ditto_core.compare.text import headline
     from ditto_core.engines.engine import MANIFEST_FILE
     from ditto_core.localize import EVERYTHING
     from ditto_core.pair.localizing import required
@@ -73,7 +74,9 @@ def command(
     if json_file is not None:
         write_atomic(json_file, json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     typer.echo(localization_text(found, verbose=verbose))
-    if found.blamed:
+    if not found.blamed and not comparison:
+        typer.echo(f"no site is to blame, but {headline(comparison)}")
+    if found.blamed or not comparison:
         raise typer.Exit(1)
 
 

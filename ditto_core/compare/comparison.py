@@ -29,9 +29,10 @@ class Comparison(ComparisonData):
             raise AssertionError(failure_message(self))
 
     def assert_same_tokens(self) -> None:
-        """Raise ``AssertionError`` when a greedy token differs and the reference did not nearly tie there."""
+        """Raise ``AssertionError`` when a greedy token differs and the reference did not nearly tie there, and when no
+        tokens were compared at all steps."""
         __tracebackhide__ = True
-        if any(token.flips for token in self.tokens):
+        if not self.tokens or any(token.flips for token in self.tokens):
             raise AssertionError(token_message(self))
 
     def _repr_html_(self) -> str:

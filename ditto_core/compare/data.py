@@ -58,7 +58,7 @@ class ComparisonData:
 
     def __bool__(self) -> bool:
         judged = not self.missing and not self.unjudged_outputs
-        return self.measured and judged and not self.failures and self.logits_ok
+        return self.decided and judged and not self.failures and self.logits_ok
 
     def __iter__(self) -> Iterator[SiteResult]:
         return iter(sorted(self.results, key=lambda r: (-r.verdict.margin, r.step, r.order)))
@@ -88,6 +88,11 @@ class ComparisonData:
     def measured(self) -> bool:
         """Tell whether any element was compared: tensors that are all empty say nothing."""
         return any(result.metrics.count for result in self.results)
+
+    @cached_property
+    def decided(self) -> bool:
+        """Tell whether any element was compared and judged."""
+        return any(result.metrics.count and result.verdict.judged for result in self.results)
 
     @cached_property
     def shown(self) -> Self:

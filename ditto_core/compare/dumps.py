@@ -77,7 +77,8 @@ class DumpPairs:
         partner = {name: name for name in ours if name in theirs}
         if self.name_map.suffix:
             partner |= suffix_pairs([n for n in ours if n not in theirs], [n for n in theirs if n not in ours])
-        partner |= role_pairs([n for n in ours if n not in partner], set(theirs) - set(partner.values()))
+        taken = {*partner.values()}
+        partner |= role_pairs([n for n in ours if n not in partner], [n for n in theirs if n not in taken])
         pairs = {b: a for a, b in partner.items()}
         if self.actual.format == "trace" and self.expected.format != "trace":
             pairs = {partner[a]: a for a in ours if a in partner}
@@ -123,11 +124,15 @@ class DumpPairs:
             yield DumpedPair(match.step, name, measurable(actual), measurable(expected), why)
 
 
-def role_pairs(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, str]:
-    """Pair names that differ in a trace's ``input:`` or ``output:`` alone; other tools do not write the role."""
-    bare = {name.removeprefix("input:").removeprefix("output:"): name for name in theirs}
-    found = {name: name.removeprefix("input:").removeprefix("output:") for name in ours}
-    return {name: bare[short] for name, short in found.items() if short in bare}
+def role_pairs(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, str]:
+    """Pair names that differ in a trace's ``input:`` or ``output:`` alone; other tools do not write the role.
+
+    Where a trace has both, the name is that of the output, which comes last.
+    """
+    found, bare = (
+        {name.removeprefix("input:").removeprefix("output:"): name for name in side} for side in (ours, theirs)
+    )
+    return {found[short]: bare[short] for short in found if short in bare}
 
 
 def both(actual: torch.Tensor | None, expected: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -102,15 +102,31 @@ def near_tie(kl: float) -> float:
     return 2 * math.sqrt(kl)
 
 
-def unjudged(dtype: str, results: Iterable[SiteResult], logits: Collection[LogitsMetrics]) -> dict[str, str]:
-    """Return what is missing for a verdict on a quantized engine, by site: its logits, where there are none and no rule
-    judges each of its outputs (each site, where no output is known)."""
+def unjudged(
+    dtype: str,
+    results: Iterable[SiteResult],
+    logits: Collection[LogitsMetrics],
+    taps: Iterable[Tap] = (),
+    *,
+    generated: bool = False,
+) -> dict[str, str]:
+    """Return what is missing for a verdict on a quantized engine, by site: outputs (each site, where no output is
+    known) that are not its logits and that no rule judges; its logits, where there are none of either.
+
+    What a step returns that ``generated`` a token is what its logits are computed from.
+    """
     found = list(results)
     outputs = [r for r in found if r.final] or found
-    judged = outputs and all(math.isfinite(r.verdict.bound) for r in outputs)
-    if not quantized_bounds(dtype) or len(logits) or judged:
+    left = [r.site for r in outputs if not math.isfinite(r.verdict.bound)]
+    if not quantized_bounds(dtype) or (len(logits) and generated) or (outputs and not left):
         return {}
-    return {"logits": f"an {dtype} engine is judged by its logits, which there are none of: give a tolerance by site"}
+    if not len(logits):
+        return {
+            "logits": f"an {dtype} engine is judged by its logits, which there are none of: give a tolerance by site"
+        }
+    known = {"logits", *(tap.site for tap in taps if tap.value == "logits")}
+    reason = f"an {dtype} engine is judged by its logits alone: give this output a tolerance"
+    return {site: reason for site in left if site.removesuffix(UNTAPPED) not in known}
 
 
 def output_names(site: str, taps: Iterable[Tap]) -> tuple[str, ...]:

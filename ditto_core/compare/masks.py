@@ -21,12 +21,15 @@ def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
     """Return what two additive attention masks hide, as bool, for engines hide with other numbers than the reference.
 
     Where the engine's numbers are too weak to hide, both come back as the share of each weight that they hide, float64
-    from 0 to 1. Where the engine's tensor is no additive mask (NaN, a number above 0, integers) both come back as they
-    are. In attention scores [batch, head, length, total] with a mask added, what both sides hide is 0.
+    from 0 to 1. Where the engine's tensor is no additive mask (NaN, a number above 0, integers), and where the
+    reference's hides nothing, both come back as they are: zeros may be any tensor. In attention scores [batch, head,
+    length, total] with a mask added, what both sides hide is 0.
     """
     if expected.ndim != 4 or not expected.is_floating_point() or expected.itemsize == 1 or not expected.numel():
         return actual, expected
     if not actual.is_floating_point():
+        return actual, expected
+    if not bool(is_hidden(expected).any()) or actual.shape != expected.shape:
         return actual, expected
     if is_mask(expected) and bool((actual <= 0).all()):
         right = hidden_share(expected)
@@ -36,8 +39,6 @@ def as_masks(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
         remaining = float((1 - left[(left > 0) & (left < 1)]).norm())
         weak = remaining > WEAK * torch.finfo(actual.dtype).eps * float(right.norm())
         return (left, right) if weak else (left > HALF, right > HALF)
-    if not bool(is_hidden(expected).any()) or actual.shape != expected.shape:
-        return actual, expected
     hidden = is_hidden(expected) & is_hidden(actual).to(expected.device)
     return actual.masked_fill(hidden.to(actual.device), 0), expected.masked_fill(hidden, 0)
 
@@ -46,8 +47,7 @@ def may_hide(expected: torch.Tensor, metrics: Metrics) -> bool:
     """Tell by a pair's metrics whether :func:`as_masks` may change it; cheaper than a look at the tensors."""
     if expected.ndim != 4 or not expected.is_floating_point():
         return False
-    largest = metrics.max_expected
-    return not largest or metrics.inf_expected > 0 or largest >= torch.finfo(expected.dtype).max / 2
+    return metrics.inf_expected > 0 or metrics.max_expected >= torch.finfo(expected.dtype).max / 2
 
 
 def hidden_share(mask: torch.Tensor) -> torch.Tensor:

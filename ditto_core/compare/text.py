@@ -21,6 +21,9 @@ FIRST_WRONG = "first wrong operator on the probes"
 NOT_SHOWN = "not compared: "
 """How a note begins that says which sites the engine has no value for."""
 
+NO_LOGITS = "the reference has no logits"
+"""How a note begins that says why tokens are not compared."""
+
 
 def failure_message(comparison: ComparisonData) -> str:
     """Return why a comparison failed, in at most twelve lines; the first has the site, step, number and bound."""
@@ -61,6 +64,8 @@ def no_verdict(comparison: ComparisonData) -> str:
         return "nothing was compared: the engine has no outputs in common with its reference"
     if not comparison.measured:
         return f"nothing was compared: the tensors of all {len(comparison.sites)} sites are empty"
+    if not comparison.decided:
+        return f"nothing was judged: {comparison.inconclusive[0].verdict.rule}"
     return ""
 
 
@@ -244,6 +249,9 @@ def advice_without_bad_site(comparison: ComparisonData) -> str:
 def token_message(comparison: ComparisonData) -> str:
     """Return where the greedy tokens part, in at most ten lines."""
     comparison = comparison.shown
+    if not comparison.tokens:
+        why = (note for note in comparison.notes if note.startswith(NO_LOGITS))
+        return f"no tokens were compared: {next(why, 'only generate(prompts) has any')}"
     rows = [(i, token) for i, token in enumerate(comparison.tokens) if token.flips]
     row, token = min(rows, key=lambda item: item[1].flips[0])
     step = token.flips[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.bounds import INTERNAL, Rule
+from ditto_core.compare.text import no_verdict
 from ditto_core.compare.tolerance import EPSILON, FACTOR, INTEGERS, Tolerance
 from ditto_core.errors import UsageError
 from ditto_core.system.files import parse_toml, read_text
@@ -73,11 +74,13 @@ class Measured:
     def of(cls, found: Comparison) -> Measured:
         """Take the errors of one comparison. One that failed is refused with :class:`UsageError`: bounds taken from a
         broken engine would make the fault pass for good. No bound is taken from an infinite error (NaN that healed or
-        that a rule allows): it would allow anything.
+        that a rule allows), nor from one that could not be judged: it would allow anything.
         """
         if found.failures:
             bad = found.failures[0]
             raise UsageError(f"not calibrated: {bad.site}, step {bad.step} diverges ({bad.verdict}); mend that first")
+        if found.unjudged_outputs:
+            raise UsageError(f"not calibrated: {no_verdict(found)}")
         failed = next((f"step {step}: {verdict}" for step, verdict in found.logits_verdicts if not verdict.ok), None)
         if failed:
             raise UsageError(f"not calibrated: the logits diverge, {failed}; mend that first")
@@ -86,7 +89,7 @@ class Measured:
         least = EPSILON.get(found.engine.dtype, 0.0) / 2
         worst: dict[str, float] = {}
         for result in found.results:
-            if result.site in integers or result.metrics.rel_l2 == math.inf:
+            if result.site in integers or result.metrics.rel_l2 == math.inf or not result.verdict.judged:
                 continue
             # A bracket would begin a set; a question mark matches it.
             key = re.sub(r"(?<=\.)\d+(?=[.:]|$)", "*", result.site.replace("[", "?"))

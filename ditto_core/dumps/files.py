@@ -187,9 +187,13 @@ def open_steps(folder: Path) -> Dump:
     numbers = [int(_STEP.fullmatch(p.name)[1]) for p in files]  # type: ignore[index]
     if numbers != list(range(len(numbers))):
         raise TraceError(f"{folder} holds steps {numbers}, expected 0 to {len(numbers) - 1}, each once")
-    others = sorted(p.name for p in folder.iterdir() if p not in files and p.suffix.removeprefix(".") in OPENERS)
-    notes = (f"{folder} holds other files, which are not read: {', '.join(others)}",) if others else ()
-    return Dump(folder, "steps", [partial(OPENERS[p.suffix[1:]], p) for p in files], notes=notes)
+    return Dump(folder, "steps", [partial(OPENERS[p.suffix[1:]], p) for p in files], notes=left_out(folder, {*files}))
+
+
+def left_out(folder: Path, read: set[Path]) -> tuple[str, ...]:
+    """Note the files of tensors in a folder that are not among those that are ``read``."""
+    others = sorted(p.name for p in folder.iterdir() if p not in read and p.suffix.removeprefix(".") in OPENERS)
+    return (f"{folder} holds other files, which are not read: {', '.join(others)}",) if others else ()
 
 
 def array_files(folder: Path) -> dict[str, Path]:
@@ -204,10 +208,14 @@ def open_arrays(folder: Path) -> Tensors:
     return Lazy(list(files), lambda name: load_npy(files[name]))
 
 
+def open_folder(folder: Path) -> Dump:
+    """Open a folder of ``.npy`` files; other files of tensors in it are noted."""
+    notes = left_out(folder, {*array_files(folder).values()})
+    return Dump(folder, "arrays", [partial(open_arrays, folder)], notes=notes)
+
+
 FORMATS = (
     Format("steps", lambda path: bool(step_files(path)), open_steps),
-    Format(
-        "arrays", lambda p: p.is_dir() and bool(array_files(p)), lambda p: Dump(p, "arrays", [partial(open_arrays, p)])
-    ),
+    Format("arrays", lambda path: path.is_dir() and bool(array_files(path)), open_folder),
     Format("file", lambda path: bool(kind(path)), open_file),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -158,7 +159,7 @@ def spec_from_json(data: Mapping[str, Any]) -> EngineSpec:
 def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
     """Return the taps that a spec's outputs mean, in topological order; raw names (``fx:``, ``onnx:``) last.
 
-    Raises :class:`SelectorError` when one matches nothing, naming the closest sites.
+    Raises :class:`SelectorError` when one matches nothing, naming the closest sites, and when two tensors get one name.
     """
     provenance = export.provenance
     aliases = dict(spec.aliases)
@@ -173,7 +174,11 @@ def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
             return backend.raw_taps(name, alias)
         return raw_taps(name, alias, export)
 
-    return (*taps, *(tap for name in raw for tap in resolve(name)))
+    found = dict.fromkeys((*taps, *(tap for name in raw for tap in resolve(name))))
+    for site, count in Counter(tap.site for tap in found).items():
+        if count > 1:
+            raise SelectorError(f"outputs give {count} tensors the name {site!r}, expected a name for each")
+    return tuple(found)
 
 
 def raw_taps(name: str, alias: str, export: Export) -> Sequence[Tap]:

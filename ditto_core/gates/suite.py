@@ -85,7 +85,8 @@ class Sample:
             raise ValueError(f"'answer' to be an index into the {len(self.choices)} choices, got {self.answer!r}")
         if len(self.choices) == 1 or not all(self.choices):
             raise ValueError("at least two choices, none of them empty")
-        if not self.choices and (isinstance(self.answer, int) or self.answer in ("", ())):
+        blank = isinstance(self.answer, str) and not self.answer.strip()  # every continuation would begin with it
+        if not self.choices and (isinstance(self.answer, int) or blank or self.answer == ()):
             raise ValueError(f"'answer' to be a text, got {self.answer!r}")
 
     def check_types(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from ditto_core.compare.text import NOT_SHOWN
 from ditto_core.compare.tolerance import LUCK, Tolerance
 from ditto_core.errors import first_line
 from ditto_core.session import LacksTaps, RunsRanks
+from ditto_core.stepping.comparer import NOT_DELIVERED
 from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor, write_floor
 from ditto_core.stepping.sides import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
@@ -151,9 +152,10 @@ class Runner:
         engine, reference = self._sessions.built, self._sessions.reference
         missing = {**engine.refused, **comparison.missing}
         notes = (*comparison.notes, *engine.facts.get("notes", ()))
-        if missing and engine.partial:
-            notes = (*notes, f"{NOT_SHOWN}{len(missing)} sites that this engine does not show: {names([*missing])}")
-            missing = {}
+        if engine.partial:
+            unseen = [site for site, why in missing.items() if site in engine.refused or why.startswith(NOT_DELIVERED)]
+            notes = (*notes, *unshown(unseen, self._sessions.export.finals))
+            missing = {site: why for site, why in missing.items() if site not in unseen}
         missing = {**missing, **engine.facts.get("wrong", {}), **disagreement(self._sessions.engine)}
         known = reference.absent if isinstance(reference, LacksTaps) else frozenset()
         if absent := [site for site in missing if site in known]:
@@ -271,6 +273,14 @@ class Runner:
             TraceWriter(folder / "engine", engine.info, taps),
             TraceWriter(folder / "reference", reference.info, taps),
         )
+
+
+def unshown(sites: Sequence[str], finals: Collection[str]) -> Iterator[str]:
+    """Yield what to say of sites that an engine of fused layers does not show; its outputs are named."""
+    if outputs := [site for site in sites if site in finals]:
+        yield f"{NOT_SHOWN}this engine has no output {', '.join(outputs)}"
+    if sites:
+        yield f"{NOT_SHOWN}{len(sites)} sites that this engine does not show at every step: {names(sites)}"
 
 
 def disagreement(engine: Session) -> dict[str, str]:

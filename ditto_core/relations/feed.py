@@ -115,6 +115,8 @@ def capture(session: Session, fed: Feed) -> Captured:
     for tap in (*session.taps, LOGITS):
         if tap.site in parts:
             add(found, tap, parts.pop(tap.site), fed)
+        elif tap is not LOGITS:
+            found.left_out[tap.site] = "not delivered"
     return found
 
 

@@ -108,8 +108,13 @@ class InputRelations:
         session.start(row_count(inputs))
         outputs = session.step(inputs, lambda site, tensor: seen.update({site: tensor.clone()}))
         seen = {**outputs, **seen}
+        named = {tap.value for tap in self._taps}
+        others = (Tap(name, name) for name in outputs if name not in named)  # no graph names their dimensions
         found = Captured()
-        for tap in (tap for tap in self._taps if tap.site in seen):
+        for tap in (*self._taps, *others):
+            if tap.site not in seen:
+                found.left_out[tap.site] = "not delivered"
+                continue
             tensor = seen[tap.site]
             known = "batch" in tap.axes and tensor.ndim == len(tap.axes)
             if not known and not by_row:

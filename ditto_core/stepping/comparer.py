@@ -20,6 +20,9 @@ from ditto_core.stepping.measuring import Measuring, StepPair
 from ditto_core.stepping.prompts import valid_elements
 from ditto_core.stepping.ties import is_class_map, without_ties
 
+NOT_DELIVERED = "the engine did not deliver it"
+"""How the reason begins where a tap that was promised did not come."""
+
 
 class Comparer:
     """Compares one step: holds the engine's taps until the reference delivers each, then drops both.
@@ -130,7 +133,7 @@ class Comparer:
             else:
                 self._found.missing.setdefault(site, "the reference did not compute it")
         for site in self._taps.keys() - self._delivered - self.idle:
-            self._found.missing.setdefault(site, f"the engine did not deliver it at step {self.step}")
+            self._found.missing.setdefault(site, f"{NOT_DELIVERED} at step {self.step}")
 
     def finish_untapped(self, deployed: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
         """Compare the outputs of the engine without taps, which is what gets deployed, where they are others."""
@@ -187,7 +190,7 @@ class Comparer:
         return Tap(site, name, axes=axes)
 
     def compare_logits(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Measure the logits of both sides, once a step."""
+        """Measure the logits of both sides."""
         self._logits.compare(ours, theirs)
 
     def compare(
@@ -205,6 +208,8 @@ class Comparer:
         ``noisy`` are the reference's in the engine's dtype, ``final``: an output of the model.
         """
         valid, tied = self._without_choices(tap, expected, self._valid(tap.axes))
+        if valid is not None and not tied and not bool(valid.any()):
+            tied = "padding covers all of it"
         if tap.value == "logits" and actual.shape != expected.shape:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
         actual, noisy = in_order(actual, expected, tap.axes), [in_order(each, expected, tap.axes) for each in noisy]

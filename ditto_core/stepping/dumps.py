@@ -65,13 +65,14 @@ def compare_offline(
         known = engine_dtype(getattr(torch, tap.dtype) for tap in taps)
     info = dump_info(pairs.actual, known)
     results = judge(found.results, tolerance, taps, info)
+    generated = any(r.step for r in results)
     return Comparison(
         engine=info,
         reference=dump_info(pairs.expected, pairs.expected.info.get("dtype", known)),
         results=results,
         tolerance=tolerance,
         logits=tuple(found.logits),
-        missing=unjudged(known, results, found.logits) | found.missing,
+        missing=unjudged(known, results, found.logits, taps, generated=generated) | found.missing,
         taps=taps,
         notes=(*pairs.notes, *said, *tolerance.idle(r.step for r in results), *reasons(pairs, results)),
         receipt=make_receipt(),

@@ -13,6 +13,7 @@ from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import ObserverEffect, SiteResult, TokenResult
+from ditto_core.compare.text import NO_LOGITS
 from ditto_core.compare.tolerance import Tolerance, quantized_bounds
 from ditto_core.errors import RunError
 from ditto_core.model.forward import DECODED
@@ -60,7 +61,7 @@ def lockstep(
         scores = engine_side.scores, reference_side.scores
         ours, theirs = run_step(sides, step, engine_inputs, reference_side.inputs(), found, tolerance, scores)
         if "logits" not in theirs:
-            found.note("the reference has no logits: both sides follow the engine's tokens, which are not compared")
+            found.note(f"{NO_LOGITS}: both sides follow the engine's tokens, which are not compared")
         mine, other = (score(each["logits"]) for score, each in zip(scores, (ours, {**ours, **theirs}), strict=True))
         found.engine_tokens.append(likeliest(mine).tolist())
         found.reference_tokens.append(likeliest(other).tolist())
@@ -75,7 +76,8 @@ def lockstep(
             break
         engine_side.advance(chosen)
         reference_side.advance(chosen)
-    tokens = token_results(sides, found, batch, tolerance, decode) if found.logits else ()
+    whole = len(found.logits) == len(found.engine_tokens)  # else some are the engine's own on both sides
+    tokens = token_results(sides, found, batch, tolerance, decode) if whole else ()
     return conclude(sides, found, tolerance, tokens), found.floor
 
 
@@ -239,7 +241,7 @@ def conclude(sides: Sides, found: Measured, tolerance: Tolerance, tokens: tuple[
         tokens=tokens,
         logits=tuple(found.logits),
         observer=found.observer,
-        missing=unjudged(info.judged_as, results, found.logits) | found.missing,
+        missing=unjudged(info.judged_as, results, found.logits, taps, generated=bool(tokens)) | found.missing,
         taps=taps,
         notes=(*found.notes, *tolerance.idle(r.step for r in results)),
     )

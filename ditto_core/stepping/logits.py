@@ -40,11 +40,12 @@ class LogitsOfStep:
         self._every_token = every_token
 
     def compare(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab], once a step.
+        """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab].
 
+        Where a step has logits under several names, all that differ from each other count.
         Of a quantized engine, which is judged by them, those of every token count.
         """
-        if ours.dim() < 2 or not ours.numel() or any(found.step == self._step for found in self._found.logits):
+        if ours.dim() < 2 or not ours.numel():
             return
         kind, actual, expected = judged_dtype(ours.dtype, theirs.dtype), last_logits(ours), last_logits(theirs)
         # Logits of two shapes: the comparison of the site, or of the output, says so by name.
@@ -54,7 +55,9 @@ class LogitsOfStep:
             if self._every_token and ours.dim() == 3 and ours.shape == theirs.shape:
                 actual, expected = self._real_tokens(ours), self._real_tokens(theirs)
                 found = measure_logits(actual, expected, dtype=rounded_as(kind, self._dtype), step=self._step)
-            self._found.logits.append(self._with_perplexity(found, ours, theirs))
+            measured = self._with_perplexity(found, ours, theirs)
+            if measured not in self._found.logits:
+                self._found.logits.append(measured)
 
     def _real_tokens(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits [tokens, vocab] of a batch [batch, length, vocab] without its padding."""

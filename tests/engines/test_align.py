@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import foreign_files
 import models
@@ -61,6 +62,22 @@ def test_a_file_without_names_goes_through_prefill_and_decode(workspace, llama_f
     assert comparison
     assert {result.step for result in comparison.results} == {0, 1, 2, 3}
     assert "model.layers.1.self_attn.k_proj" in {result.site for result in comparison.results}
+
+
+def test_an_output_that_a_file_lacks_is_named_and_one_of_another_shape_fails(workspace, bert_file, tmp_path):
+    from ditto_core.pair.pair import Pair
+
+    model = onnx.load(str(foreign_files.whole(bert_file, tmp_path / "whole.onnx")))
+    model.graph.output.remove(next(output for output in model.graph.output if output.name == "pooler_output"))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    pair = Pair(workspace, EngineSpec.of(BERT, engine=tmp_path / "model.onnx", outputs="encoder"))
+    found = pair.run()
+    assert found
+    assert "not compared: this engine has no output pooler_output" in found.notes
+    differ = {"last_hidden_state": "shapes differ: actual [1], expected [2]"}
+    lacking = {**differ, "encoder": "the engine did not deliver it at step 0"}
+    assert pair._runner._settled(replace(found, missing=lacking)).missing == differ
+    pair.close()
 
 
 def test_columns_of_a_packed_projection_are_the_sites(llama, llama_file, tmp_path):

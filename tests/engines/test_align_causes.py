@@ -18,6 +18,7 @@ from ditto_core.errors import UsageError
 from ditto_core.graphs.files import read_model
 from ditto_core.model.loading import load_model
 from ditto_core.spec import ModelSource
+from tests.engines.onnx_files import two_layers
 
 LLAMA, BERT = ModelSource.of(models.llama), ModelSource.of(models.bert)
 MLP = "model.layers.1.mlp"
@@ -164,3 +165,16 @@ def test_compare_takes_two_files(llama_file, tmp_path, capsys):
     assert (ended.value.exit_code, node.output[0] in capsys.readouterr().out) == (1, True)
     with pytest.raises(UsageError, match=r"wrong.onnx is an ONNX file .*ditto align"):
         compare_command(tmp_path / "wrong.onnx", tmp_path)
+
+
+def test_an_output_of_the_right_file_that_the_other_lacks_is_a_difference(tmp_path, capsys):
+    right = two_layers(tmp_path / "right.onnx")
+    model = onnx.load(str(right))
+    del model.graph.node[-2:]
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("act", onnx.TensorProto.FLOAT, None))
+    onnx.save(model, str(tmp_path / "short.onnx"))
+    with pytest.raises(typer.Exit) as ended:
+        compare_command(tmp_path / "short.onnx", right)
+    said = "nothing in short.onnx is the output y of right.onnx"
+    assert (ended.value.exit_code, said in capsys.readouterr().out) == (1, True)
+    compare_command(right, right)

@@ -151,9 +151,20 @@ def test_without_logits_both_sides_follow_the_engine_and_no_token_is_claimed_equ
     run = beside(workspace, folder)
     run.assert_close()
     assert run.tokens == ()
-    assert any("no logits" in note for note in run.notes)
+    with pytest.raises(AssertionError, match="no tokens were compared: the reference has no logits"):
+        run.assert_same_tokens()
     assert "the reference's dump lacks 1 of 12 sites: lm_head" in run.notes
     assert run.steps == STEPS
+
+
+def test_logits_of_the_first_step_alone_claim_no_later_token_equal(eager, workspace, tmp_path):
+    def first(step, taps):
+        return {name: tensor for name, tensor in taps.items() if name != "lm_head" or step == 0}
+
+    run = beside(workspace, steps_in_pt(eager, tmp_path / "dump", first))
+    assert len(run.logits) == 1
+    with pytest.raises(AssertionError, match="no tokens were compared: the reference has no logits"):
+        run.assert_same_tokens()
 
 
 def test_polygraphys_outputs_are_a_reference(workspace, tmp_path):

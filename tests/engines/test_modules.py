@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from ditto_core.errors import BuildError, UsageError
+from ditto_core.engines.engine import resolve_taps
+from ditto_core.errors import BuildError, SelectorError, UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
+from tests.models import conv_net
 from tests.module_models import (
     counting,
     counts_one_row,
@@ -24,6 +26,16 @@ from tests.module_models import (
 )
 
 EVERYTHING = ("**", "**:**")
+
+
+def test_one_name_for_two_tensors_is_refused(workspace):
+    def taps(outputs):
+        spec = EngineSpec.of(conv_net, outputs=outputs)
+        return [tap.site for tap in resolve_taps(spec, workspace.export(spec))]
+
+    with pytest.raises(SelectorError, match="outputs give 2 tensors the name 'a', expected a name for each"):
+        taps({"fx:conv2d": "a", "fx:linear": "a"})
+    assert taps(["fx:linear", "fx:lin*"]) == ["fx:linear"]
 
 
 @pytest.fixture

@@ -77,6 +77,16 @@ def test_a_gate_of_which_a_shard_is_left_out_fails_the_run(gate):
     result.stdout.fnmatch_lines(["*gate test_answers.py::test_accuracy FAILED: not all of its shards ran"])
 
 
+def test_the_verdict_of_one_engine_is_not_that_of_another_of_the_same_test(gate):
+    project = gate("shards=2")
+    test = project.path / "test_answers.py"
+    test.write_text(test.read_text().replace("=tiny_llama,", "=tiny_llama, dtype=['float32', 'float16'],"))
+    result = project.runpytest_inprocess("-k", "not (float16 and shard2of2)")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    lost = "test_answers.py::test_accuracy[[]onnxruntime-float16[]]"
+    result.stdout.fnmatch_lines([f"*gate {lost} FAILED: not all of its shards ran"])
+
+
 def test_a_baseline_is_written_used_and_asked_for(gate):
     project = gate("baseline='base.json'")
     missing = project.runpytest_inprocess()

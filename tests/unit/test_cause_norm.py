@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from ditto_core.causes import FIRST, first_cause
 from ditto_core.causes.guards import norm_overflow as norm
 from tests.unit.test_cause_rules import evidence, kind_of
 
@@ -23,14 +24,14 @@ class ScaleNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
 
-def of_norm(x, actual, *, site=SITE, module=None, expected=None):
+def of_norm(x, actual, *, site=SITE, module=None, expected=None, dtype="float16"):
     """Evidence of a norm of ``x`` [token, 2]; the right output is ones."""
     root = nn.Module()
     root.layers = nn.ModuleList([nn.Module()])
     root.layers[0].norm = module or ScaleNorm()
     x, actual = (torch.tensor(side, dtype=torch.float64) for side in (x, actual))
     right = torch.ones_like(actual) if expected is None else torch.tensor(expected, dtype=torch.float64)
-    return evidence(site, actual, right, root=root, captured={f"{SITE}:in": x})
+    return evidence(site, actual, right, root=root, captured={f"{SITE}:in": x}, dtype=dtype)
 
 
 def beside(square):
@@ -75,6 +76,15 @@ def test_the_peak_and_the_sum_are_those_of_what_is_gone():
 def test_zeros_of_inputs_that_fit_are_no_overflow(square, kind):
     x = [beside(square), beside(square)]
     assert kind_of(norm(of_norm(x, [[0.0, 0.0], [0.0, 0.0]]))) == kind
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_another_dtype_some_tokens_have_to_be_right(dtype):
+    """A norm whose weight was not loaded gives zeros for all, and a real model's tokens are all this large."""
+    x = [beside(1e6), beside(1e5)]
+    zeros = of_norm(x, [[0.0, 0.0], [0.0, 0.0]], dtype=dtype)
+    assert first_cause(zeros, FIRST).kind == "weights zeroed"
+    assert kind_of(norm(of_norm(x, [[0.0, 0.0], [1.0, 1.0]], dtype=dtype))) == "norm overflow"
 
 
 def test_the_bias_alone_is_what_overflow_leaves():

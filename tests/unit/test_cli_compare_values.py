@@ -72,6 +72,15 @@ def test_logits_are_judged_at_their_own_step_and_by_the_name_that_the_dump_gives
     assert compare(ours, theirs, "--dtype", "int8", *loose)[0] == 0
 
 
+def test_logits_under_two_names_are_both_judged(compare, tmp_path):
+    logits = torch.linspace(-3, 3, 50).repeat(2, 1, 1)
+    ours = safetensors(tmp_path / "a.safetensors", lm_head=logits, logits=logits.flip(-1).clone())
+    theirs = safetensors(tmp_path / "b.safetensors", lm_head=logits, logits=logits.clone())
+    code, output = compare(ours, theirs, "--dtype", "int8")
+    assert (code, "engine diverges at the logits, step 0: kl_mean" in output) == (1, True)
+    assert compare(theirs, theirs, "--dtype", "int8")[0] == 0
+
+
 def test_a_near_tie_goes_by_the_dtype_that_the_engine_computes_in(compare, tmp_path):
     """TensorRT-LLM stores float32; a unit in the last place of float16 at 5 is 2^-8."""
     expected = torch.tensor([[[5.0, 5.0 - 2**-8, 0.0]]])

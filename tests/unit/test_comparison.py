@@ -143,6 +143,12 @@ def test_token_flips_leave_near_ties_out():
     compared({}, tokens=(TokenResult("p", (1, 2), (1, 3), near_ties=(1,)),)).assert_same_tokens()
 
 
+@pytest.mark.parametrize(("notes", "reason"), [((), "only generate"), (("the reference has no logits: x",), "x")])
+def test_where_no_tokens_were_compared_they_are_not_the_same(notes, reason):
+    with pytest.raises(AssertionError, match=f"no tokens were compared: .*{reason}"):
+        compared({}, notes=notes).assert_same_tokens()
+
+
 def test_json_goes_both_ways_with_nan_and_infinity(tmp_path):
     logits = measure_logits(torch.tensor([[1.0, math.nan]]), torch.tensor([[1.0, 2.0]]), dtype="float16")
     run = compared(

@@ -1,5 +1,6 @@
 """Two dumps side by side: opened ones, a trace beside another tool's file, and pairs that cannot be compared."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from ditto_core.dumps import open_dump
 from ditto_core.errors import UsageError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
+from ditto_core.stepping.dumps import compare_offline
 from ditto_core.trace import TraceWriter
 from tests.unit.saved import X, safetensors
 
@@ -22,6 +24,24 @@ def test_the_order_is_that_of_the_side_that_knows_the_topology(tmp_path, swap):
     sides = (open_dump(tmp_path / "trace"), file)
     pairs = compare_dumps(*(reversed(sides) if swap else sides))
     assert [pair.name for pair in pairs.pairs()] == list(names)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_an_input_beside_an_output_of_its_name_is_said_to_have_no_partner(tmp_path, swap):
+    with TraceWriter(tmp_path / "trace", SessionInfo("e", "e", "float32"), []) as writer:
+        writer.write_step({"x": X + 1}, {"x": X}, {})
+    sides = (open_dump(tmp_path / "trace"), safetensors(tmp_path / "x.safetensors", x=X.clone()))
+    pairs = compare_dumps(*(reversed(sides) if swap else sides))
+    assert [*pairs.only_actual(), *pairs.only_expected()] == [(0, "input:x")]
+    found = compare_offline(pairs)
+    assert found
+    assert found.notes[0].startswith("input:x was recorded on one side")
+
+
+def test_other_files_beside_arrays_are_not_read_and_said(tmp_path):
+    np.save(tmp_path / "x.npy", X.numpy())
+    safetensors(tmp_path / "rest.safetensors", y=X)
+    assert open_dump(tmp_path).notes == (f"{tmp_path} holds other files, which are not read: rest.safetensors",)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_a_shard_that_does_not_exist_is_refused(text):
         ('{"prompt": "a", "choices": ["b", "c"], "answer": 2}', "an index into the 2 choices, got 2"),
         ('{"prompt": "a", "choices": ["b"], "answer": 0}', "at least two choices"),
         ('{"prompt": "a", "answer": 3}', "expected 'answer' to be a text"),
+        ('{"prompt": "a", "answer": " "}', "expected 'answer' to be a text"),
     ],
 )
 def test_a_bad_line_is_named_with_what_was_expected(tmp_path, line, message):

@@ -154,8 +154,17 @@ def bounded(site, bound, *, final=False):
 )
 def test_a_quantized_engine_needs_logits_or_a_rule_for_each_output(dtype, results, missing):
     assert bool(unjudged(dtype, results, [])) is missing
-    logits = measure_logits(torch.ones(1, 4), torch.ones(1, 4), dtype="float32", step=0)
-    assert unjudged(dtype, results, [logits]) == {}
+
+
+def test_the_logits_of_a_quantized_engine_say_nothing_of_its_other_outputs():
+    logits = [measure_logits(torch.ones(1, 4), torch.ones(1, 4), dtype="float32", step=0)]
+    taps = [Tap("head", "logits"), Tap("inner", "inner")]
+    results = [bounded(site, math.inf, final=site != "inner") for site in ("head", "logits:untapped", "inner")]
+    assert unjudged("int8", results, logits, taps) == {}
+    boxes = [*results, bounded("boxes", math.inf, final=True)]
+    assert list(unjudged("int8", boxes, logits, taps)) == ["boxes"]
+    assert unjudged("int8", [*results, bounded("boxes", 0.1, final=True)], logits, taps) == {}
+    assert unjudged("int8", boxes, logits, taps, generated=True) == {}
 
 
 def test_what_depends_on_a_near_tie_of_the_reference_is_not_judged():

@@ -5,7 +5,10 @@ import math
 import pytest
 import torch
 
+from ditto_core.backends.called import CalledSession
 from ditto_core.compare.masks import as_masks, hidden_share
+from ditto_core.stepping.lockstep import single_step
+from ditto_core.stepping.sides import Sides
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -64,3 +67,12 @@ def test_what_is_no_mask_is_compared_as_it_is():
     assert torch.isnan(actual).sum() == 3
     assert torch.equal(expected, RIGHT)
     assert torch.equal(as_masks(-RIGHT, RIGHT)[0], -RIGHT)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 4, 4), (2, 8, 1, 1)])
+def test_zeros_that_hide_nothing_are_compared_as_numbers(shape):
+    """What a ReLU leaves of channels that are off is zeros too; without the ReLU they are below 0."""
+    zeros, below = torch.zeros(shape), torch.full(shape, -5.0)
+    assert torch.equal(as_masks(below, zeros)[0], below)
+    sides = (CalledSession(lambda x, out=out: {"out": out}, "float32") for out in (below, zeros))
+    assert not single_step(Sides(*sides), {"x": torch.ones(1)})[0]

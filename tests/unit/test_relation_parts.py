@@ -194,6 +194,7 @@ def test_what_has_no_row_or_was_not_delivered_at_every_step_is_left_out():
     assert found.left_out == {
         "flat": "axes ?, ?: no row or no position to align by",
         "late": "not delivered at every step with the axes that the export promised",
+        "never": "not delivered",
     }
     assert found.values["keys"].shape == (1, 4, 1)
     assert found.values["probs"].shape == (1, 4, 4)
@@ -251,6 +252,16 @@ def test_rows_of_inputs_by_name_hold_and_break():
     assert held[0].comparison.notes == ("left out sum: axes ?: no row to align by",)
     (broken,) = InputRelations(Net(0.5), ROWS, AXES).check(None, "row_in_batch")
     assert (bool(broken), broken.first.site, broken.first.step) == (False, "double", 0)
+
+
+def test_an_output_without_known_dimensions_and_a_tap_that_does_not_come_are_not_passed_over():
+    counting = iter(range(9))
+    net = Net()
+    net.taps = (*Net.taps, Tap("late", "l"))
+    net.step = lambda inputs, sink: Net.step(net, inputs, sink) | {"count": torch.tensor([float(next(counting))])}
+    (broken,) = InputRelations(net, ROWS, AXES).check(None, "same_bits")
+    assert broken.first.site == "count"
+    assert broken.comparison.notes == ("left out late: not delivered",)
 
 
 def test_inputs_without_rows_and_unknown_relations_are_refused():

@@ -74,6 +74,12 @@ def test_what_an_engine_file_is_known_to_lack_and_where_it_goes_wrong_is_in_the_
     assert (lines[2], lacking in lines, "other" in lines) == (wrong, True, False)
 
 
+def test_where_nothing_could_be_judged_nothing_holds():
+    found = run(result("a", order=0), result("lm_head", verdict=decide("rel_l2", 0.0, 1.0, "rule"))).filter("a")
+    assert not found
+    assert headline(found) == f"nothing was judged: {NOT_JUDGED.rule}"
+
+
 def test_a_final_output_without_a_tap_says_that_every_tap_is_within():
     bad = result("logits", verdict=decide("rel_l2", 0.5, 0.1, "rule"), final=True)
     assert failure_message(run(bad)).splitlines()[1].startswith("  first bad site: a final output; every tap before it")

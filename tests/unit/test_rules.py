@@ -199,7 +199,16 @@ def test_calibration_writes_one_rule_for_all_layers_and_reads_back(tmp_path):
 def test_calibration_refuses_a_broken_engine(tmp_path):
     with pytest.raises(UsageError, match="not calibrated: a, step 0 diverges"):
         calibrate([comparison([("a", 0, 0.5)])], tmp_path / "rules.toml")
+    unjudged = comparison([("a", 0, 1e-3), ("b", 0, 0.9)], floor=0.3)
+    output = replace(unjudged, results=tuple(replace(r, final=r.site == "b") for r in unjudged.results))
+    with pytest.raises(UsageError, match="not calibrated: the output b, step 0, could not be judged"):
+        calibrate([output], tmp_path / "rules.toml")
     assert not (tmp_path / "rules.toml").exists()
+
+
+def test_calibration_takes_no_bound_from_what_could_not_be_judged(tmp_path):
+    assert calibrate([comparison([("a", 0, 1e-3), ("b", 0, 0.9)], floor=0.3)], tmp_path / "rules.toml") == 1
+    assert [rule.selector for rule in load_tolerance(tmp_path / "rules.toml").rules] == ["a"]
 
 
 def test_calibration_leaves_what_a_person_wrote(tmp_path):

@@ -141,6 +141,14 @@ def test_logits_of_other_shapes_are_two_shapes():
     assert found.missing == {"lm_head": "shapes differ: actual [1, 2, 4], expected [1, 3, 4]"}
 
 
+def test_what_padding_covers_whole_is_not_judged():
+    inputs = {"input_ids": IDS["input_ids"], "attention_mask": torch.zeros(1, 3, dtype=torch.int64)}
+    comparer, found = compared(inputs=inputs, axes={"hidden": ("batch", "length", "")})
+    comparer.outputs = {"hidden": X + 1, "pooled": X}
+    comparer.finish({"hidden": X, "pooled": X})
+    assert {r.site: r.tied for r in found.results} == {"hidden": "padding covers all of it", "pooled": ""}
+
+
 def test_a_random_reference_has_no_floor():
     comparer, found = compared((Tap("x", "x", axes=("batch", "length", "")),))
     comparer.take_engine("x", X)

@@ -142,6 +142,22 @@ def sequences() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Sequences(), {"x": torch.randn(2, 7, 6)}
 
 
+class Gated(nn.Module):
+    """Recurrent, by gates of one direction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.GRU(16, 32, 2, batch_first=True), nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(x)[0])
+
+
+def gated() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Gated(), {"x": torch.randn(2, 20, 16)}
+
+
 def one_row() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh()), {"input": torch.randn(1, 4)}

@@ -330,3 +330,19 @@ class WholeNumbers(nn.Module):
 
 def whole_numbers() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return WholeNumbers(), {"a": torch.tensor([[-7, 7, 5]] * 2), "b": torch.tensor([[2, 3, -2]] * 2)}
+
+
+class CalledTwice(nn.Module):
+    """Two outputs of one module that is called twice on one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.outer(self.inner(x)), self.inner(x).tanh()
+
+
+def called_twice() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return CalledTwice(), {"x": torch.randn(8, 16)}

@@ -142,6 +142,22 @@ def sequences() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Sequences(), {"x": torch.randn(2, 7, 6)}
 
 
+class Gated(nn.Module):
+    """Recurrent, by gates of one direction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.GRU(16, 32, 2, batch_first=True), nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(x)[0])
+
+
+def gated() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Gated(), {"x": torch.randn(2, 20, 16)}
+
+
 def one_row() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh()), {"input": torch.randn(1, 4)}
@@ -314,3 +330,19 @@ class WholeNumbers(nn.Module):
 
 def whole_numbers() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return WholeNumbers(), {"a": torch.tensor([[-7, 7, 5]] * 2), "b": torch.tensor([[2, 3, -2]] * 2)}
+
+
+class CalledTwice(nn.Module):
+    """Two outputs of one module that is called twice on one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.outer(self.inner(x)), self.inner(x).tanh()
+
+
+def called_twice() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return CalledTwice(), {"x": torch.randn(8, 16)}

@@ -9,8 +9,19 @@ from statistics import median
 
 from ditto_core.compare.bounds import LOGITS_METRICS
 from ditto_core.compare.result import SiteResult
+from ditto_core.compare.row import row_factor
 from ditto_core.compare.tokens import LogitsMetrics
-from ditto_core.compare.tolerance import CEILING, INTEGERS, LUCK, NONFINITE, QUANTIZED, Tolerance, quantized_bounds
+from ditto_core.compare.tolerance import (
+    CEILING,
+    FACTOR,
+    INTEGERS,
+    LUCK,
+    NONFINITE,
+    QUANTIZED,
+    Tolerance,
+    quantized_bounds,
+    widened,
+)
 from ditto_core.compare.verdict import INCONCLUSIVE, WITHIN, Verdict, decide
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
@@ -197,9 +208,16 @@ def mark_healed(
 
 
 def may_be_rounding(result: SiteResult) -> bool:
-    """Tell whether an error is near its bound, and the tensor and its worst row are still more right than wrong."""
-    verdict = result.verdict
+    """Tell whether an error is near its bound, and the tensor and its worst row are still more right than wrong.
+
+    A tensor near its bound may have one row that is far beyond its own.
+    """
+    verdict, row = result.verdict, result.row
     error = verdict.value if verdict.metric == "row_rel_l2" else result.metrics.rel_l2
+    if verdict.metric == "rel_l2" and row is not None and row.floor is not None:
+        bound = max(verdict.bound, row_factor(widened(FACTOR, row.width), row.rows) * row.floor)
+        if not row.error <= LUCK * bound:
+            return False
     return verdict.margin <= LUCK and error < CEILING
 
 

@@ -51,7 +51,7 @@ class Recording:
 
     def _slice(self, kept: Kept, tape: Tape, site: str, unfolded: Collection[str]) -> Slice:
         order = list(tape.sites)
-        upstream = order[: order.index(site)]
+        upstream = [name for name in order[: order.index(site)] if not tape.same(name, site)]
         return Slice(tape, seen(self.localizer, self.results[kept.step, site], kept, upstream), unfolded)
 
     def _faithful(self, part: Slice) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -119,6 +119,27 @@ class Tape(TorchFunctionMode):
         if site in self._waiting:
             self._waiting.remove(site)
             self.ended = not self._waiting
+
+    def same(self, a: str, b: str) -> bool:
+        """Tell whether two sites of a finished tape are one computation, as of a module called twice on one input."""
+        return self._first(self.sites[a], self._firsts) == self._first(self.sites[b], self._firsts)
+
+    @cached_property
+    def _firsts(self) -> Sequence[Ref]:
+        """For each node the first one that computes the same from the same tensors."""
+        known: dict[object, Ref] = {}
+        found: list[Ref] = []
+        for i, node in enumerate(self.nodes):
+            if node.origin is not None:
+                found.append(self._first(node.origin, found))
+                continue
+            taken = mapped(lambda ref: self._first(ref, found), Ref, (node.args, node.kwargs))
+            found.append(known.setdefault((node.func, repr(taken)), Ref(i)) if node.func else Ref(i))
+        return found
+
+    def _first(self, ref: Ref, firsts: Sequence[Ref]) -> Ref:
+        first = firsts[ref.node]
+        return first if ref.item is None else Ref(first.node, ref.item)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` and write it down."""

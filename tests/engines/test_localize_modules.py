@@ -9,7 +9,8 @@ from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.report.localization import localization_text
 from ditto_core.spec import EngineSpec
-from tests.module_models import between, detector, faulty_detector, faulty_linear
+from tests.faults import FaultyWorkspace, weights
+from tests.module_models import between, called_twice, detector, faulty_detector, faulty_linear
 
 
 @pytest.fixture
@@ -72,3 +73,10 @@ def test_a_failure_in_a_module_builds_no_other_engine(workspace):
     assert "engine diverges at 1," in said
     assert "the error is added at" not in said
     assert "or before it" not in said
+
+
+def test_a_tensor_that_is_computed_twice_is_no_other_tensor(workspace, tmp_path):
+    faulty = FaultyWorkspace(workspace.cache, weights.quantized("inner", bits=4), tmp_path)
+    found = Pair(faulty, EngineSpec.of(called_twice, outputs="**")).run(localize=True).localization
+    assert {"inner", "inner@1"} <= {blamed.site for blamed in found.blamed}
+    assert "other tensor" not in {cause.kind for cause in found.causes}

@@ -14,6 +14,7 @@ from tests.module_models import (
     counts_rows,
     encoder_decoder,
     faulty_encoder_decoder,
+    gated,
     one_line,
     one_row,
     positions,
@@ -237,3 +238,8 @@ def test_the_mask_of_an_encoder_hides_nothing_of_its_decoder(pair_of):
     """Decoder and encoder have the same number of tokens: the fault is where the encoder is padded."""
     assert pair_of(encoder_decoder, outputs="embed").run()
     assert not pair_of(faulty_encoder_decoder, outputs="embed").run()
+
+
+def test_a_recurrent_network_is_exported_in_half_precision(pair_of):
+    """ONNX Runtime's full optimization of it ends the process; this engine leaves it out, and so does the export."""
+    assert pair_of(gated, dtype="float16", options={"level": "extended"}).run()

@@ -130,6 +130,14 @@ def test_a_row_that_is_another_one_heals_nowhere():
     assert [(r.verdict.metric, r.healed) for r in found] == [("row_rel_l2", True), ("row_rel_l2", False)]
 
 
+@pytest.mark.parametrize(("floor", "error", "heals"), [(1e-3, 0.09, True), (1e-3, 0.2, False), (1e-2, 0.2, True)])
+def test_a_tensor_near_its_bound_heals_nowhere_with_a_row_that_is_far_beyond_its_own(floor, error, heals):
+    """The tensor is 12.5 times beyond its bound; one row of 300 may have 16 x 6.5 of its floor."""
+    row = RowError((0, 3), error, floor, 300, 64)
+    found = judged(result("a.b", order=1, error=0.05, row=row), result("a", order=2))[0]
+    assert (found.verdict.metric, found.healed) == ("rel_l2", heals)
+
+
 def test_of_two_runs_of_one_engine_whatever_is_gone_later_heals():
     """Positions that start elsewhere turn queries and keys together, and no output changes."""
     turned = [result("a.b:port", order=1, error=1.0), result("a", order=2)]

@@ -13,7 +13,7 @@ from ditto_core.compare.ulp import coarser
 from ditto_core.dumps import Dump, format_of, open_dump
 from ditto_core.dumps.etdump import open_pair
 from ditto_core.dumps.namemap import Entry, NameMap, check_rules, suffix_pairs
-from ditto_core.dumps.padding import last_tokens, packed
+from ditto_core.dumps.padding import described, last_tokens, packed
 from ditto_core.errors import TraceError, UsageError
 
 
@@ -115,11 +115,13 @@ class DumpPairs:
             actual = ours.take(self.actual.load(match.step, ours.source))
             expected = theirs.take(self.expected.load(match.step, theirs.source))
             if padding and real is not None:
-                reduce = last_tokens if padding.selects_last_token(name) else packed
-                actual, expected = both(reduce(actual, real), reduce(expected, real)) or (actual, expected)
+                kept = both(packed(actual, real), packed(expected, real))
+                if kept is None and padding.selects_last_token(name):
+                    kept = both(last_tokens(actual, real), last_tokens(expected, real))
+                actual, expected = kept or (actual, expected)
             why = problem(actual, expected)
-            if why and padding is None:
-                why += packing(actual, expected)
+            if why and actual.shape != expected.shape:
+                why += packing(actual, expected) if real is None else described(real)
             yield DumpedPair(match.step, name, measurable(actual), measurable(expected), why)
 
 

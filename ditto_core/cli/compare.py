@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ditto_core.cli.results import Json
+from ditto_core.cli.results import Json, check_kept
 from ditto_core.errors import UsageError
 from ditto_core.visible import visible
 
@@ -61,6 +61,10 @@ def command(
     from ditto_core.spec import parse_dtype
     from ditto_core.stepping.dumps import compare_offline
 
+    check_kept(
+        {"--json": json_file, "--calibrate": calibrate},
+        {"engine's dump": actual, "reference's dump": expected, "name map": name_map},
+    )
     if ".onnx" in (actual.suffix, expected.suffix):
         compare_files(actual, expected, json_file)
         return

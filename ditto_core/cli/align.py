@@ -52,6 +52,8 @@ def command(
 
     check_kept({"--map": map_file, "--json": json_file}, {"file": file, "model": Path(model)})
     if Path(model).suffix == ".onnx":
+        if map_file is not None:
+            raise UsageError(f"--map is of a model's sites, {model} has none: --json writes the pairs of two files")
         between_files(Path(model), file, inputs or [], faults, json_file)
         return
     loaded = load_lean(read_model(model))

@@ -77,6 +77,14 @@ def refused(tmp_path, monkeypatch, capsys):
             ("compare", "dump.safetensors", "five.json", "--json", "folder/../five.json"),
             "--json folder/../five.json would overwrite the reference's dump: name another file",
         ),
+        (
+            ("compare", "a.onnx", "b.onnx", "--tolerance", "**=0.5"),
+            "--tolerance is for dumps: two ONNX files are aligned value by value, within a bound of their dtype",
+        ),
+        (
+            ("align", "a.onnx", "b.onnx", "--map", "names.json"),
+            "--map is of a model's sites, a.onnx has none: --json writes the pairs of two files",
+        ),
         (("align", "no/such/model", "five.json", "--map", "five.json"), "--map five.json would overwrite the file"),
         (("report", "five.json", "--html", "five.json"), "--html five.json would overwrite the comparison"),
         (

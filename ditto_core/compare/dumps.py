@@ -238,6 +238,10 @@ def check_options(sides: Iterable[Dump | Path | str], options: Mapping[str, Any]
 def no_match(pairs: DumpPairs, match: StepMatch) -> str:
     """Say in one line that no name is on both sides, and what would help."""
     ours, theirs = match.only_actual, match.only_expected
+    if not (ours and theirs):
+        empty = pairs.actual if not ours else pairs.expected
+        ignored = len(empty.names(match.step))
+        others = f" but the {ignored} that the name map ignores" if ignored else ""
+        return f"{empty.path} holds no tensors{others}: there is nothing to compare"
     text = f"none of the {len(ours)} names of {pairs.actual.path} is among the {len(theirs)} of {pairs.expected.path}"
-    examples = f" (for example {ours[0]!r} against {theirs[0]!r})" if ours and theirs else ""
-    return f"{text}{examples}: give a name map"
+    return f"{text} (for example {ours[0]!r} against {theirs[0]!r}): give a name map"

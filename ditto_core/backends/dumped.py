@@ -86,12 +86,13 @@ class DumpSession:
         """
         found: dict[str, Entry] = {}
         for name, entry in self._names.entries(self._dump.names(step)).items():
-            tap = self._by_name.get(name)
-            site = tap.site if tap else name
+            bare = name.removeprefix("output:")  # as a step of a trace has it, without its manifest
+            tap = self._by_name.get(name, self._by_name.get(bare))
+            site = tap.site if tap else bare
             if site in found and not alike(self._load(found[site]), self._load(entry)):
                 one, two = found[site].source, entry.source
                 raise TraceError(f"{self._dump.path}: {one!r} and {two!r} are both {site}: ignore one in a name map")
-            if tap or name in self._finals:
+            if tap or bare in self._finals:
                 found[site] = entry
         return found
 
@@ -105,9 +106,10 @@ class DumpSession:
 
     def _check_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Refuse other inputs than the recorded ones; what goes with tokens may have another layout."""
-        known = set(self._dump.names(self._next)) - self._by_name.keys() - self._finals
+        held = {name.removeprefix("input:"): name for name in self._dump.names(self._next)}
+        known = held.keys() - self._by_name.keys() - self._finals
         for name in (name for name in inputs if name in known):
-            recorded = self._dump.load(self._next, name)
+            recorded = self._dump.load(self._next, held[name])
             if name == TOKENS:
                 problem = other_tokens(inputs, self._rows(recorded, inputs, ("batch", "length")))
             elif TOKENS in inputs and recorded.shape != inputs[name].shape:

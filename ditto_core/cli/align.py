@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ditto_core.cli.results import Json, writable
+from ditto_core.cli.results import Json, check_kept, writable
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
 
@@ -50,7 +50,10 @@ def command(
     from ditto_core.cli.model_argument import read_model
     from ditto_core.model.loading import load_lean
 
+    check_kept({"--map": map_file, "--json": json_file}, {"file": file, "model": Path(model)})
     if Path(model).suffix == ".onnx":
+        if map_file is not None:
+            raise UsageError(f"--map is of a model's sites, {model} has none: --json writes the pairs of two files")
         between_files(Path(model), file, inputs or [], faults, json_file)
         return
     loaded = load_lean(read_model(model))

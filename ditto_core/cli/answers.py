@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ditto_core.cli.engine_options import Backend, BuildOption, CacheDir, Dtype, Profile, settings
-from ditto_core.cli.results import Json
+from ditto_core.cli.results import Json, check_kept
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def command(
     from ditto_core.pair.answers import explain, lost_answers, read_samples, tally
     from ditto_core.system.atomic import write_atomic
 
+    check_kept({"--json": json_file}, {"engine's samples": engine_samples, "reference's samples": reference_samples})
     lost = lost_answers(read_samples(engine_samples), read_samples(reference_samples), metric, filter)
     typer.echo(f"{len(lost)} answers lost" + (f", the first {most} are replayed" if len(lost) > most else ""))
     if not lost:

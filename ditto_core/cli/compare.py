@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ditto_core.cli.results import Json
+from ditto_core.cli.results import Json, check_kept
 from ditto_core.errors import UsageError
 from ditto_core.visible import visible
 
@@ -61,8 +62,15 @@ def command(
     from ditto_core.spec import parse_dtype
     from ditto_core.stepping.dumps import compare_offline
 
+    check_kept(
+        {"--json": json_file, "--calibrate": calibrate},
+        {"engine's dump": actual, "reference's dump": expected, "name map": name_map},
+    )
     if ".onnx" in (actual.suffix, expected.suffix):
-        compare_files(actual, expected, json_file)
+        of_dumps: dict[str, object] = {"--tolerance": tolerance, "--tolerances": tolerances, "--dtype": dtype}
+        of_dumps |= {"--rtol": rtol is not None, "--atol": atol is not None, "--equal-nan": equal_nan}
+        of_dumps |= {"--name-map": name_map, "--ignore-missing": ignore_missing, "--validate": validate}
+        compare_files(actual, expected, json_file, {**of_dumps, "--calibrate": calibrate})
         return
     place = int(rank) if rank is not None and rank.isdecimal() else rank
     options = {"rank": place, "runner": runner, "etrecord": etrecord, "debug_buffer": debug_buffer}
@@ -85,14 +93,21 @@ def command(
         raise typer.Exit(2 if found.missing else 1)
 
 
-def compare_files(actual: Path, expected: Path, json_file: Path | None) -> None:
-    """Compare two ONNX files value by value on random inputs. Raises :class:`UsageError` where only one is such."""
+def compare_files(actual: Path, expected: Path, json_file: Path | None, options: Mapping[str, object]) -> None:
+    """Compare two ONNX files value by value on random inputs.
+
+    Raises :class:`UsageError` where only one is such, or for one of ``options`` that is set: they are about dumps.
+    """
     from ditto_core.cli.align import between_files
 
     if actual.suffix != expected.suffix:
         file, other = (actual, expected) if actual.suffix == ".onnx" else (expected, actual)
         raise UsageError(
             f"{file} is an ONNX file and {other} is not: `ditto align MODEL {file.name}` compares it with its model"
+        )
+    for option in (name for name, value in options.items() if value):
+        raise UsageError(
+            f"{option} is for dumps: two ONNX files are aligned value by value, within a bound of their dtype"
         )
     between_files(expected, actual, [], 3, json_file)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from ditto_core.cli.debug_words import CHECK, SEPARATOR
-from ditto_core.cli.results import Json
+from ditto_core.cli.results import Json, check_kept
 from ditto_core.cli.screen import Screen
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
@@ -234,9 +234,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def check_output(output: Path, iter_artifact: Path, **sources: Path | None) -> None:
     """Raise :class:`UsageError` where the result would be written over a file that it is made of."""
-    for name, path in sources.items():
-        if path is not None and output.exists() and path.exists() and output.samefile(path):
-            raise UsageError(f"--output {output} would overwrite the {name}: name another file")
+    check_kept({"--output": output}, sources)
     if output.absolute() == iter_artifact.absolute():
         raise UsageError(f"--output {output} is the --iter-artifact, which is removed in the end: name another file")
 

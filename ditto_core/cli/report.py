@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ditto_core.cli.results import check_kept
 from ditto_core.errors import UsageError
 from ditto_core.visible import visible
 
@@ -46,6 +47,11 @@ def command(
     from ditto_core.compare.table import ROWS, table
     from ditto_core.report.source import open_comparison
 
+    check_kept(
+        {"--html": html, "--markdown": markdown, "--junit": junit, "--figure": figure, "--overlay": overlay}
+        | {"--onnx": onnx, "--json": json, "--history": history},
+        {"comparison": source, "earlier comparison": against, "model": model},
+    )
     wanted = {"html": html, "markdown": markdown, "junit": junit, "figure": figure, "json": json}
     if against is not None:
         others = {**wanted, "markdown": None, "json": None}

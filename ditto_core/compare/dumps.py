@@ -13,7 +13,7 @@ from ditto_core.compare.ulp import coarser
 from ditto_core.dumps import Dump, format_of, open_dump
 from ditto_core.dumps.etdump import open_pair
 from ditto_core.dumps.namemap import Entry, NameMap, check_rules, suffix_pairs
-from ditto_core.dumps.padding import last_tokens, packed
+from ditto_core.dumps.padding import described, last_tokens, packed
 from ditto_core.errors import TraceError, UsageError
 
 
@@ -116,11 +116,13 @@ class DumpPairs:
             actual = ours.take(self.actual.load(match.step, ours.source))
             expected = theirs.take(self.expected.load(match.step, theirs.source))
             if padding and real is not None:
-                reduce = last_tokens if padding.selects_last_token(name) else packed
-                actual, expected = both(reduce(actual, real), reduce(expected, real)) or (actual, expected)
+                kept = both(packed(actual, real), packed(expected, real))
+                if kept is None and padding.selects_last_token(name):
+                    kept = both(last_tokens(actual, real), last_tokens(expected, real))
+                actual, expected = kept or (actual, expected)
             why = problem(actual, expected)
-            if why and padding is None:
-                why += packing(actual, expected)
+            if why and actual.shape != expected.shape:
+                why += packing(actual, expected) if real is None else described(real)
             yield DumpedPair(match.step, name, measurable(actual), measurable(expected), why)
 
 
@@ -241,6 +243,10 @@ def check_options(sides: Iterable[Dump | Path | str], options: Mapping[str, Any]
 def no_match(pairs: DumpPairs, match: StepMatch) -> str:
     """Say in one line that no name is on both sides, and what would help."""
     ours, theirs = match.only_actual, match.only_expected
+    if not (ours and theirs):
+        empty = pairs.actual if not ours else pairs.expected
+        ignored = len(empty.names(match.step))
+        others = f" but the {ignored} that the name map ignores" if ignored else ""
+        return f"{empty.path} holds no tensors{others}: there is nothing to compare"
     text = f"none of the {len(ours)} names of {pairs.actual.path} is among the {len(theirs)} of {pairs.expected.path}"
-    examples = f" (for example {ours[0]!r} against {theirs[0]!r})" if ours and theirs else ""
-    return f"{text}{examples}: give a name map"
+    return f"{text} (for example {ours[0]!r} against {theirs[0]!r}): give a name map"

@@ -103,7 +103,7 @@ def shifted(actual: torch.Tensor, expected: torch.Tensor, before: float) -> Find
         for step in (1, -1):
             late, early = (actual, expected) if step == 1 else (expected, actual)
             after = measure(late.narrow(dim, 1, size - 1), early.narrow(dim, 0, size - 1)).rel_l2
-            if after < EXPLAINED * before:
+            if after < EXPLAINED * min(1.0, before):
                 text = (
                     f"actual[i] is expected[i {'-' if step == 1 else '+'} 1] along dimension {dim} (rel_l2 {after:.1e})"
                 )
@@ -115,7 +115,7 @@ def transposed(actual: torch.Tensor, expected: torch.Tensor, before: float) -> F
     """Find two dimensions that are exchanged: of one size, or of two sizes and read with the wrong strides."""
     for first, second, view in exchanged(expected):
         after = measure(actual, view).rel_l2
-        if after < EXPLAINED * before:
+        if after < EXPLAINED * min(1.0, before):
             text = f"dimensions {first} and {second} are transposed (rel_l2 {after:.1e} when put back)"
             return Finding("transposed", text, before, after)
     return None

@@ -58,8 +58,8 @@ def no_verdict(comparison: ComparisonData) -> str:
         return f"the output {output.site}, step {output.step}, could not be judged: {output.verdict}"
     if comparison.missing:
         site, reason = next(iter(comparison.missing.items()))
-        count = len(comparison.missing)
-        return f"{count} of {count + len(comparison.sites)} sites could not be compared: {site}: {reason}"
+        known = {*comparison.missing, *comparison.sites}  # a site may be missing at one step alone
+        return f"{len(comparison.missing)} of {len(known)} sites could not be compared: {site}: {reason}"
     if not len(comparison):
         return "nothing was compared: the engine has no outputs in common with its reference"
     if not comparison.measured:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +14,7 @@ from ditto_core.errors import TraceError, nearest
 from ditto_core.session import KernelProperty
 from ditto_core.sites import Tap
 
+Held = TypeVar("Held")
 Tensors = Mapping[str, torch.Tensor]
 Opener = Callable[[], Tensors]
 """Opens one step."""
@@ -35,6 +37,16 @@ class Lazy(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def once(path: Path, items: Iterable[tuple[str, Held]], note: str = "") -> dict[str, Held]:
+    """Return named things as a mapping. Raises :class:`TraceError` when two have one name: either may be meant."""
+    found: dict[str, Held] = {}
+    for name, item in items:
+        if name in found:
+            raise TraceError(f"{path} holds two tensors that are named {name!r}{note}")
+        found[name] = item
+    return found
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, natural, starts_with
+from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, natural, once, starts_with
 from ditto_core.errors import TraceError
 from ditto_core.system.files import reading, regular
 from ditto_core.trace import mapped
@@ -74,18 +74,13 @@ def open_npz(path: Path) -> Tensors:
             return from_numpy(archive[name])
 
     with reading(path), zipfile.ZipFile(regular(path)) as archive:
-        return Lazy([n.removesuffix(".npy") for n in archive.namelist()], load)
+        return Lazy(list(once(path, ((n.removesuffix(".npy"), n) for n in archive.namelist()))), load)
 
 
 def open_pt(path: Path) -> Tensors:
     """Open what ``torch.save`` wrote: a tensor, or dictionaries and lists of them (names are joined with dots)."""
     with reading(path):
-        found: dict[str, torch.Tensor] = {}
-        for name, tensor in tensors_of(path):
-            if name in found:
-                raise TraceError(f"{path} holds two tensors that are named {name!r} when nested names are joined")
-            found[name] = tensor
-        return found
+        return once(path, tensors_of(path), " when nested names are joined")
 
 
 def tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -137,7 +137,10 @@ class NameMap:
         padding = Padding.from_json(table_of(data["padding"], "padding")) if "padding" in data else None
         ignore = (text_of(item, "a pattern of ignore") for item in list_of(data.get("ignore", []), "ignore"))
         left_out = tuple(Rule(pattern, (pattern,)) for pattern in ignore)
-        return cls((*splits, *names), bool(data.get("suffix", False)), padding, left_out)
+        suffix = data.get("suffix", False)
+        if not isinstance(suffix, bool):
+            raise UsageError(f"name map: suffix is {suffix!r}, expected true or false")
+        return cls((*splits, *names), suffix, padding, left_out)
 
     def entries(self, names: Sequence[str]) -> dict[str, Entry]:
         """Return mapped name -> entry, in the order of ``names``. The first rule that matches a name counts.

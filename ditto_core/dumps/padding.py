@@ -22,7 +22,7 @@ class Padding:
     dump; ``lengths`` gives the prompts' lengths, or names a tensor [batch] that holds them, with the padding on
     ``side``. Lengths are about step 0, later steps have one token a row.
 
-    ``last_token`` selects tensors of which one side holds the last token of each row only (TensorRT-LLM's logits).
+    ``last_token`` selects tensors of which a side may hold the last token of each row only (TensorRT-LLM's logits).
     """
 
     mask: str = ""
@@ -49,7 +49,7 @@ class Padding:
             mask=str(data.get("mask", "")),
             lengths=lengths if isinstance(lengths, str) else whole_numbers(lengths, "padding's lengths"),
             side=str(data.get("side", "right")),
-            last_token=tuple(data.get("last_token", ())),
+            last_token=selectors(data.get("last_token", [])),
         )
 
     def real(self, dumps: tuple[Dump, ...], step: int) -> torch.Tensor:
@@ -75,6 +75,13 @@ class Padding:
         return any(matches(selector, name) for selector in self.last_token)
 
 
+def selectors(values: Any) -> tuple[str, ...]:
+    """Return the selectors of ``last_token``. Raises :class:`UsageError`."""
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise UsageError(f"name map: padding's last_token is {values!r}, expected a list of names")
+    return tuple(values)
+
+
 def whole_numbers(values: Any, what: str) -> tuple[int, ...]:
     """Return a list of a file as whole numbers. Raises :class:`UsageError`."""
     if not isinstance(values, list | tuple) or not all(type(n) is int and n >= 0 for n in values):
@@ -97,6 +104,12 @@ def find_mask(dumps: tuple[Dump, ...], step: int, name: str) -> torch.Tensor:
     if mask.dim() != 2:
         raise TraceError(f"name map: the mask {name!r} has shape {list(mask.shape)}, expected [batch, length]")
     return mask.bool()
+
+
+def described(real: torch.Tensor) -> str:
+    """Say what a padding is of, for a message about shapes that it does not bring together."""
+    rows, length = real.shape
+    return f": the name map's padding is of {int(real.sum())} tokens in {rows} rows of {length}"
 
 
 def packed(tensor: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:

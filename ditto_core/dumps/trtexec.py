@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ditto_core.dumps.base import Dump, Format, Lazy, Tensors
+from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, once
 from ditto_core.errors import TraceError
 from ditto_core.system.files import reading
 
@@ -43,7 +43,7 @@ def outputs(path: Path) -> Tensors:
         text = _NOT_JSON.sub(
             lambda found: "NaN" if found[2] == "nan" else f"{found[1]}Infinity", path.read_text("utf-8")
         )
-        found = {item["name"]: item for item in json.loads(text)}
+        found = once(path, ((item["name"], item) for item in json.loads(text)))
     return Lazy(list(found), lambda name: tensor_of(path, name, found[name]))
 
 

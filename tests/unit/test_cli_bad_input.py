@@ -69,6 +69,32 @@ def refused(tmp_path, monkeypatch, capsys):
         ),
         (("align", "no/such/model", "no.onnx", "--map", "folder"), "cannot write folder: Is a directory"),
         (("align", "no/such/model", "no.onnx", "--json", "folder"), "cannot write folder: Is a directory"),
+        (
+            ("compare", "five.json", "dump.safetensors", "--json", "five.json"),
+            "--json five.json would overwrite the engine's dump: name another file",
+        ),
+        (
+            ("compare", "dump.safetensors", "five.json", "--json", "folder/../five.json"),
+            "--json folder/../five.json would overwrite the reference's dump: name another file",
+        ),
+        (
+            ("compare", "a.onnx", "b.onnx", "--tolerance", "**=0.5"),
+            "--tolerance is for dumps: two ONNX files are aligned value by value, within a bound of their dtype",
+        ),
+        (
+            ("align", "a.onnx", "b.onnx", "--map", "names.json"),
+            "--map is of a model's sites, a.onnx has none: --json writes the pairs of two files",
+        ),
+        (("align", "no/such/model", "five.json", "--map", "five.json"), "--map five.json would overwrite the file"),
+        (("report", "five.json", "--html", "five.json"), "--html five.json would overwrite the comparison"),
+        (
+            ("report", "no.json", "--onnx", "five.json", "--model", "five.json"),
+            "--onnx five.json would overwrite the model: name another file",
+        ),
+        (
+            ("answers", "no/such/model", "suite.jsonl", "five.json", "--json", "five.json"),
+            "--json five.json would overwrite the reference's samples: name another file",
+        ),
         (("localize", "no/such/model", "--json", "folder"), "cannot write folder: Is a directory"),
         (("answers", "no/such/model", "five.json", "five.json", "--json", "folder"), "cannot write folder: Is a dir"),
         (("debug", "reduce", "no.onnx", "--output", "folder"), "cannot write folder: Is a directory"),

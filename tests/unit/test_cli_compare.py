@@ -181,6 +181,17 @@ def test_what_explains_the_first_failure_is_said(compare, tmp_path, wrong, reaso
     assert f"note: x, step 1: {reason}" in output
 
 
+def test_a_nan_is_not_explained_by_whatever_leaves_it_out(compare, tmp_path):
+    turned = X.clone()
+    turned[0, 0] = torch.nan
+    engine, reference = (
+        safetensors(tmp_path / name, x=x) for name, x in (("a.safetensors", turned), ("b.safetensors", X))
+    )
+    code, output = compare(engine, reference)
+    assert code == 1
+    assert "note:" not in output
+
+
 def test_nan_on_both_sides_is_counted_in_the_message(compare, tmp_path):
     both = safetensors(tmp_path / "a.safetensors", x=torch.where(X > 0.9, torch.nan, X))
     code, output = compare(both, both)

@@ -7,7 +7,8 @@ import torch
 from ditto_core.compare import dumps
 from ditto_core.compare.dumps import compare_dumps, packing, problem
 from ditto_core.dumps import open_dump
-from ditto_core.errors import UsageError
+from ditto_core.dumps.namemap import NameMap, Rule
+from ditto_core.errors import TraceError, UsageError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.stepping.dumps import compare_offline
@@ -55,6 +56,16 @@ def test_other_files_beside_arrays_are_not_read_and_said(tmp_path):
 )
 def test_packed_tokens_beside_padded_rows_are_called_that(short, long, said):
     assert ("padding" in packing(torch.zeros(short), torch.zeros(long))) is said
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_dump_without_tensors_is_called_that(tmp_path, swap):
+    sides = [safetensors(tmp_path / "none.safetensors"), safetensors(tmp_path / "x.safetensors", x=X)]
+    with pytest.raises(TraceError, match=r"none\.safetensors holds no tensors: there is nothing to compare"):
+        compare_dumps(*(reversed(sides) if swap else sides))
+    everything = NameMap(ignore=(Rule("{name:**}", ("{name:**}",)),))
+    with pytest.raises(TraceError, match=r"x\.safetensors holds no tensors but the 1 that the name map ignores"):
+        compare_dumps(sides[1], sides[1], name_map=everything)
 
 
 def test_tensors_without_numbers_of_their_own_cannot_be_compared():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from ditto_core.backends.dumped import open_dumped
-from ditto_core.errors import TraceError, UsageError
+from ditto_core.errors import RunError, TraceError, UsageError
 from ditto_core.sites import Tap
+from tests.unit.saved import safetensors
 
 TAPS = (Tap("lm_head", "logits", axes=("batch", "length", "")), Tap("model.norm", "norm"))
 
@@ -33,6 +35,15 @@ def test_a_tensor_that_is_there_under_both_names_is_one(folder):
     given = []
     open_dumped(folder, TAPS).step({}, lambda site, tensor: given.append(site))
     assert given == ["lm_head"]
+
+
+def test_a_step_file_of_a_trace_has_its_outputs_and_inputs(tmp_path):
+    tensors = {"output:logits": torch.ones(1, 3, 4), "input:input_ids": torch.tensor([[1, 2, 3]])}
+    dump = safetensors(tmp_path / "step0.safetensors", **tensors)
+    outputs = open_dumped(dump, TAPS).step({"input_ids": torch.tensor([[1, 2, 3]])}, lambda site, tensor: None)
+    assert torch.equal(outputs["logits"], torch.ones(1, 3, 4))
+    with pytest.raises(RunError, match=r"other inputs: step 0, input_ids\[0, 1\] is 5, recorded was 2"):
+        open_dumped(dump, TAPS).step({"input_ids": torch.tensor([[1, 5, 3]])}, lambda site, tensor: None)
 
 
 def test_two_name_maps_in_a_dumps_folder_are_refused(folder):

@@ -210,10 +210,21 @@ def test_last_token_logits_compare_with_all_logits(tmp_path):
         assert pair.actual.shape == (2, 3)
 
 
+def test_where_both_sides_hold_every_token_each_of_them_is_compared(tmp_path):
+    wrong = HIDDEN.clone()
+    wrong[1, 0] += 1
+    a, b = folder(tmp_path / "a", {"logits": wrong}), folder(tmp_path / "b", {"logits": HIDDEN})
+    padding = Padding(lengths=(2, 4), last_token=("logits",))
+    (pair,) = compare_dumps(a, b, name_map=NameMap(padding=padding)).pairs()
+    assert pair.actual.shape == (6, 3)
+    assert not torch.equal(pair.actual, pair.expected)
+
+
 def test_what_only_one_side_could_pack_stays_as_it_was_dumped(tmp_path):
     a, b = folder(tmp_path / "a", {"h": torch.zeros(7, 3)}), folder(tmp_path / "b", {"h": HIDDEN})
     (pair,) = compare_dumps(a, b, name_map=NameMap(padding=Padding(lengths=(1, 4)))).pairs()
-    assert pair.problem == "shape [7, 3] against [2, 4, 3]"
+    said = "shape [7, 3] against [2, 4, 3]: the name map's padding is of 5 tokens in 2 rows of 4"
+    assert pair.problem == said
 
 
 def test_a_mask_that_neither_dump_has_is_an_error(tmp_path):
@@ -306,6 +317,11 @@ def test_tensors_are_read_one_pair_at_a_time(tmp_path):
         ({"padding": {"lengths": 3}}, "padding's lengths is 3, expected a list of whole numbers"),
         ({"padding": {"lengths": [3, "x"]}}, "padding's lengths is [3, 'x'], expected a list of whole numbers"),
         ({"padding": "x"}, "padding is 'x', expected a table"),
+        (
+            {"padding": {"lengths": [3], "last_token": "logits"}},
+            "padding's last_token is 'logits', expected a list of names",
+        ),
+        ({"suffix": "no"}, "suffix is 'no', expected true or false"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_named(data, message):

@@ -55,6 +55,8 @@ def test_what_is_not_finite_is_counted_and_placed():
 def test_missing_sites_and_empty_comparisons_have_headlines_of_their_own():
     run = compared({}, missing={"a.b": "the reference did not compute it"})
     assert headline(run) == "1 of 7 sites could not be compared: a.b: the reference did not compute it"
+    at_one_step = compared({}, missing={DOWN: "only in the reference, step 1"})
+    assert headline(at_one_step) == f"1 of 6 sites could not be compared: {DOWN}: only in the reference, step 1"
     assert lines(run)[-1] == "  next: leave these sites out of outputs=, or take a reference that has them"
     empty = Comparison(ENGINE, REFERENCE, ())
     assert headline(empty) == "nothing was compared: the engine has no outputs in common with its reference"

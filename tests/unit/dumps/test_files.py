@@ -81,6 +81,14 @@ def test_two_tensors_whose_joined_names_are_one_are_refused(tmp_path):
         open_dump(tmp_path / "x.pt").names(0)
 
 
+def test_two_arrays_of_an_archive_that_have_one_name_are_refused(tmp_path):
+    write_npz(tmp_path / "x.npz")
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        archive.writestr("x", archive.read("x.npy"))
+    with pytest.raises(TraceError, match=r"x\.npz holds two tensors that are named 'x'"):
+        open_dump(tmp_path / "x.npz").names(0)
+
+
 def test_a_sparse_tensor_is_read_as_a_dense_one(tmp_path):
     torch.save({"a": torch.eye(3).to_sparse()}, tmp_path / "x.pt")
     assert torch.equal(open_dump(tmp_path / "x.pt").load(0, "a"), torch.eye(3))

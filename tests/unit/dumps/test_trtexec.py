@@ -30,6 +30,12 @@ def printed(tmp_path):
     return path
 
 
+def test_two_outputs_of_one_name_are_refused(printed):
+    printed.write_text(PRINTED.replace('"ids"', '"scores"'))
+    with pytest.raises(TraceError, match=r"out\.json holds two tensors that are named 'scores'"):
+        open_dump(printed).names(0)
+
+
 def test_exported_outputs_have_their_names_shapes_and_values(printed):
     dump = open_dump(printed)
     assert (dump.format, dump.steps, dump.names(0)) == ("trtexec", 1, ["scores", "ids", "nan and inf"])

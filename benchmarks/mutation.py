@@ -61,7 +61,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "test_one_verdict.py",
         "test_judging_numbers.py",
     ),
-    "compare/row.py": ("test_judging_parts.py", "test_rows.py", "test_judging_numbers.py"),
+    "compare/row_error.py": ("test_judging_parts.py", "test_rows.py", "test_judging_numbers.py"),
     "compare/rows.py": ("test_rows.py", "test_judging_numbers.py"),
     "compare/risk.py": ("test_risk.py",),
     "compare/tokens.py": ("test_tokens.py", "test_judging_numbers.py"),

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ditto_core.compare.metrics import Metrics, measure
-from ditto_core.compare.packed import Found, Pair, measure_all
+from ditto_core.compare.packed import Found, TensorPair, measure_all
 from ditto_core.compare.rows import row_errors
 
 REPEATS = 20
@@ -55,20 +55,20 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def pair_of(shape: Sequence[int], dtype: torch.dtype, device: str) -> Pair:
+def pair_of(shape: Sequence[int], dtype: torch.dtype, device: str) -> TensorPair:
     """Return normal numbers in float32 and the same with an error of 1e-2 in ``dtype``."""
     expected = torch.randn(tuple(shape), device=device)
-    return Pair((expected + 1e-2 * torch.randn(tuple(shape), device=device)).to(dtype), expected, AXES)
+    return TensorPair((expected + 1e-2 * torch.randn(tuple(shape), device=device)).to(dtype), expected, AXES)
 
 
-def together(pairs: Sequence[Pair]) -> None:
+def together(pairs: Sequence[TensorPair]) -> None:
     """Measure pairs in one go, and read what every step reads: the error of each pair and of its rows."""
     for found in measure_all(pairs):
         assert isinstance(found, Found) and found.metrics.rel_l2 >= 0
         found.row_errors()
 
 
-def every_field(pairs: Sequence[Pair]) -> None:
+def every_field(pairs: Sequence[TensorPair]) -> None:
     """Measure pairs in one go, and read every metric of each, as a report with all sites does."""
     for found in measure_all(pairs):
         assert isinstance(found, Found)
@@ -77,20 +77,20 @@ def every_field(pairs: Sequence[Pair]) -> None:
             getattr(found.metrics, name)
 
 
-def one_by_one(pairs: Sequence[Pair]) -> None:
+def one_by_one(pairs: Sequence[TensorPair]) -> None:
     """Measure each pair and its rows by itself."""
     for actual, expected, axes, valid, *_ in pairs:
         measure(actual, expected, axes=axes, valid=valid)
         row_errors(actual, expected, axes, valid)
 
 
-def close(pairs: Sequence[Pair]) -> None:
+def close(pairs: Sequence[TensorPair]) -> None:
     """Compare each pair with torch.testing."""
     for pair in pairs:
         torch.testing.assert_close(pair.actual, pair.expected, rtol=1.0, atol=1.0, check_dtype=False)
 
 
-def case(name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+def case(name: str, pairs: Sequence[TensorPair]) -> dict[str, Any]:
     """Time one set of pairs."""
     on_device = pairs[0].actual.is_cuda
     found = {
@@ -107,13 +107,13 @@ def case(name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
     return found
 
 
-def decoding_step(rows: int, device: str) -> list[Pair]:
+def decoding_step(rows: int, device: str) -> list[TensorPair]:
     """Return the taps of a decoding step of ``rows`` sequences of an 8 B decoder."""
     taps = [pair_of((rows, 1, WIDTH), torch.bfloat16, device) for _ in range(5 * BLOCKS + 1)]
     return [*taps, pair_of((rows, 1, VOCABULARY), torch.bfloat16, device)]
 
 
-def profile(pairs: Sequence[Pair]) -> str:
+def profile(pairs: Sequence[TensorPair]) -> str:
     """Return where the host's time goes."""
     together(pairs)
     with cProfile.Profile() as seen:

@@ -9,7 +9,7 @@ from statistics import median
 
 from ditto_core.compare.bounds import LOGITS_METRICS
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.row import row_factor
+from ditto_core.compare.row_error import row_factor
 from ditto_core.compare.tokens import LogitsMetrics
 from ditto_core.compare.tolerance import (
     CEILING,

@@ -44,7 +44,7 @@ GPU_PASS = 1 << 26
 FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
 
-class Pair(NamedTuple):
+class TensorPair(NamedTuple):
     """What is compared: see :func:`~ditto_core.compare.metrics.measure`."""
 
     actual: torch.Tensor
@@ -109,7 +109,7 @@ class Found:
 
     __slots__ = ("_pair", "_place", "_rows", "metrics")
 
-    def __init__(self, metrics: Metrics, pair: Pair, rows: Rows | None = None, place: int = 0) -> None:
+    def __init__(self, metrics: Metrics, pair: TensorPair, rows: Rows | None = None, place: int = 0) -> None:
         self.metrics = metrics
         self._pair = pair
         self._rows = rows
@@ -139,7 +139,7 @@ class Kind(NamedTuple):
     axes: tuple[str, ...]
 
 
-def measure_all(pairs: Sequence[Pair]) -> list[Found | ShapeMismatch]:
+def measure_all(pairs: Sequence[TensorPair]) -> list[Found | ShapeMismatch]:
     """Measure pairs, in their order; two shapes give the error that :func:`measure` would raise."""
     found: list[Found | None] = [None] * len(pairs)
     alike: dict[tuple[Kind, tuple[Any, ...]], list[int]] = {}
@@ -184,7 +184,7 @@ def filled(groups: Sequence[tuple[int, list[int]]]) -> Iterator[list[list[int]]]
     yield taken
 
 
-def alone(pair: Pair) -> Found | ShapeMismatch:
+def alone(pair: TensorPair) -> Found | ShapeMismatch:
     """Measure a pair by itself."""
     actual, expected, axes, valid, rtol, atol, equal_nan = pair
     try:
@@ -194,7 +194,7 @@ def alone(pair: Pair) -> Found | ShapeMismatch:
         return error
 
 
-def kind_of(pair: Pair) -> Kind | None:
+def kind_of(pair: TensorPair) -> Kind | None:
     """Return what pairs that are measured together have in common; None for one that is measured by itself."""
     actual, expected, axes, valid, *_ = pair
     mask = None if valid is None else valid.shape
@@ -237,7 +237,7 @@ def gains(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     return kind_of_types(typed(actual), typed(expected), usable(expected), (), None) is not None
 
 
-def measure_groups(groups: Sequence[Sequence[Pair]]) -> list[Found | None]:
+def measure_groups(groups: Sequence[Sequence[TensorPair]]) -> list[Found | None]:
     """Measure groups of alike pairs, all of one dtype a side; None for a pair that has to be measured by itself."""
     layouts = [layout_of(group[0].expected.shape, tuple(group[0].axes)) for group in groups]
     pairs = [pair for group in groups for pair in group]
@@ -263,7 +263,7 @@ def measure_groups(groups: Sequence[Sequence[Pair]]) -> list[Found | None]:
     return [Found(Metrics.of_columns(columns, i), pair, *own) if plain else None for i, (pair, own, plain) in parts]
 
 
-def stacked(group: Sequence[Pair]) -> list[list[torch.Tensor]]:
+def stacked(group: Sequence[TensorPair]) -> list[list[torch.Tensor]]:
     """Return both sides of alike pairs, and the masks where they have any."""
     sides = [[pair[0] for pair in group], [pair[1] for pair in group]]
     if group[0].valid is None:

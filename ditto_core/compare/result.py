@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ditto_core.compare._record import Metrics, decode, encode
-from ditto_core.compare.row import RowError
+from ditto_core.compare.row_error import RowError
 from ditto_core.compare.tokens import matching_prefix
 from ditto_core.compare.verdict import Verdict
 

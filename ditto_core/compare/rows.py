@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ditto_core.compare._blocks import Floats, unravel
-from ditto_core.compare.row import RowError
+from ditto_core.compare.row_error import RowError
 
 POSITIONS = ("length", "total", "past")
 """Axes that count positions; a tensor's rows are numbered by the first of them that it has."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.bounds import Rule, parse_rules
-from ditto_core.compare.row import RowError, row_factor
+from ditto_core.compare.row_error import RowError, row_factor
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, WITHIN, Verdict, decide
 from ditto_core.errors import SelectorError, UsageError
 from ditto_core.sites import matches, no_match

@@ -13,7 +13,7 @@ from ditto_core.causes.evidence import rel_l2
 from ditto_core.compare.blame import LocalResult
 from ditto_core.compare.masks import as_masks, is_mask
 from ditto_core.compare.metrics import Metrics, ShapeMismatch, measure
-from ditto_core.compare.packed import Pair, measure_all
+from ditto_core.compare.packed import TensorPair, measure_all
 from ditto_core.compare.tolerance import EPSILON, widened
 from ditto_core.errors import first_line
 from ditto_core.localize.kernels import CoarseKernels
@@ -202,7 +202,7 @@ def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
-def pair_of(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) -> Pair:
+def pair_of(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid) -> TensorPair:
     """Return what is measured of a tap; a mask is compared as what it masks, and a NaN on both sides came in from
     upstream."""
     actual, expected = as_masks(in_order(actual, expected, tap.axes), expected)
@@ -210,10 +210,10 @@ def pair_of(actual: torch.Tensor, expected: torch.Tensor, tap: Tap, valid: Valid
     if chosen is not None and bool(torch.isnan(actual).any()) and not bool(torch.isnan(expected).any()):
         # A NaN in padding does count: 0 x NaN carries it to real tokens in the next layer.
         chosen = None
-    return Pair(actual, expected, tap.axes, chosen, None, None, equal_nan=True)
+    return TensorPair(actual, expected, tap.axes, chosen, None, None, equal_nan=True)
 
 
-def errors(pairs: Sequence[Pair]) -> Iterator[Metrics]:
+def errors(pairs: Sequence[TensorPair]) -> Iterator[Metrics]:
     """Measure pairs, in their order."""
     for pair, found in zip(pairs, measure_all(pairs), strict=True):
         if isinstance(found, ShapeMismatch):
@@ -221,7 +221,7 @@ def errors(pairs: Sequence[Pair]) -> Iterator[Metrics]:
         yield found.metrics if math.isfinite(found.metrics.rel_l2) else error_of_finite(pair, found.metrics)
 
 
-def error_of_finite(pair: Pair, metrics: Metrics) -> Metrics:
+def error_of_finite(pair: TensorPair, metrics: Metrics) -> Metrics:
     """Measure a pair without the rows that are not finite on the right side, if there are any.
 
     ONNX Runtime's CPU provider shows Inf at a float16 tap and goes on with the float32 value behind it: a row that the

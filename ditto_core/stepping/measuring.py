@@ -14,10 +14,10 @@ import torch
 from ditto_core.compare.judging import OUTPUT
 from ditto_core.compare.masks import as_masks, may_hide
 from ditto_core.compare.metrics import ShapeMismatch
-from ditto_core.compare.packed import Found, Pair, gains, measure_all
+from ditto_core.compare.packed import Found, TensorPair, gains, measure_all
 from ditto_core.compare.requested import measure_requested
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.row import RowError
+from ditto_core.compare.row_error import RowError
 from ditto_core.compare.rows import SMALL, worst_row
 from ditto_core.compare.tolerance import EPSILON, INTEGERS, TABLE, Tolerance
 from ditto_core.compare.ulp import coarser
@@ -88,9 +88,9 @@ class Measuring:
         found = iter(measure_all([each for part in asked for each in part]))
         return [self._result(pair, part, [next(found) for _ in part]) for pair, part in zip(pairs, asked, strict=True)]
 
-    def _asked(self, pair: StepPair) -> Iterator[Pair]:
+    def _asked(self, pair: StepPair) -> Iterator[TensorPair]:
         """Yield what is measured for a tensor: both sides, the noise, and the reference against itself."""
-        plain = Pair(pair.actual, pair.expected, pair.tap.axes, pair.valid)
+        plain = TensorPair(pair.actual, pair.expected, pair.tap.axes, pair.valid)
         yield self._with_bounds(pair, plain)
         for noisy in pair.noisy:
             yield self._with_bounds(pair, plain._replace(actual=noisy))
@@ -99,17 +99,17 @@ class Measuring:
             first = pair.first[:, -pair.expected.shape[1] :] if pair.first.dim() == 3 else pair.first
             yield plain._replace(actual=first, equal_nan=True)
 
-    def _with_bounds(self, pair: StepPair, asked: Pair) -> Pair:
+    def _with_bounds(self, pair: StepPair, asked: TensorPair) -> TensorPair:
         """Add the tolerances of the elements: a rule's, none of integers, the usual ones."""
         rtol, atol = self._tolerance.elementwise(pair.names, self._step) if self._tolerance.rules else (None, None)
         usual = self._usual
         if self._own_dtype(pair, asked) in INTEGERS:
             usual = Elementwise(0.0, 0.0, usual.equal_nan)
         bounds = usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol
-        return Pair(*asked[:4], *bounds, usual.equal_nan)
+        return TensorPair(*asked[:4], *bounds, usual.equal_nan)
 
     def _result(
-        self, pair: StepPair, asked: Sequence[Pair], found: Sequence[Found | ShapeMismatch]
+        self, pair: StepPair, asked: Sequence[TensorPair], found: Sequence[Found | ShapeMismatch]
     ) -> SiteResult | None:
         """Return what was found of a tensor, and keep its floor."""
         seen = []
@@ -147,7 +147,7 @@ class Measuring:
         floors = next((found for name in names if (found := self._found.floor.get(name))), {})
         return floors.get(self._step)
 
-    def _as_masks(self, pair: StepPair, asked: Pair, found: Found) -> tuple[Pair, Found]:
+    def _as_masks(self, pair: StepPair, asked: TensorPair, found: Found) -> tuple[TensorPair, Found]:
         """Measure what two attention masks hide, and scores without what a mask hides, instead of their numbers."""
         if not may_hide(asked.expected, found.metrics):
             return asked, found
@@ -159,7 +159,7 @@ class Measuring:
         return again, measured if isinstance(measured, Found) else found
 
     def _floor(
-        self, pair: StepPair, samples: Sequence[tuple[Pair, Found]], twice: Sequence[tuple[Pair, Found]]
+        self, pair: StepPair, samples: Sequence[tuple[TensorPair, Found]], twice: Sequence[tuple[TensorPair, Found]]
     ) -> Noise:
         """Return the reference's own error, the largest of its samples; NaN where it is random, which its first two
         runs show."""
@@ -170,7 +170,7 @@ class Measuring:
             return Noise(math.nan)
         return Noise.largest([self._noise(pair, *sample) for sample in samples])
 
-    def _noise(self, pair: StepPair, asked: Pair, found: Found) -> Noise:
+    def _noise(self, pair: StepPair, asked: TensorPair, found: Found) -> Noise:
         own, seen = self._as_masks(pair, asked, found)
         if self._own_dtype(pair, own) in INTEGERS:
             return Noise(seen.metrics.mismatch_ratio)
@@ -179,14 +179,14 @@ class Measuring:
         digits = () if rows is None else tuple(float(f"{error:.2e}") for error in rows.tolist())
         return Noise(seen.metrics.rel_l2, seen.metrics.max_abs, digits)
 
-    def _own_dtype(self, pair: StepPair, asked: Pair) -> str:
+    def _own_dtype(self, pair: StepPair, asked: TensorPair) -> str:
         """Return the dtype whose bounds are a tensor's own; see :func:`own_dtype`."""
         if pair.tap.dtype in INTEGERS:  # a dump may hold ids as floats
             return pair.tap.dtype
         return own_dtype(asked.actual.dtype, asked.expected.dtype, pair.expected.dtype, self._dtype)
 
 
-def row_of(pair: Pair, found: Found, noise: Noise | None) -> RowError | None:
+def row_of(pair: TensorPair, found: Found, noise: Noise | None) -> RowError | None:
     """Return the row furthest beyond its floor; without floors small rows are measured against the usual row."""
     floors = np.array(noise.rows) if noise and noise.rows else None
     errors = found.row_errors(1.0 if floors is None else SMALL)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ditto_core.compare import packed
-from ditto_core.compare.packed import Pair, measure_all
+from ditto_core.compare.packed import TensorPair, measure_all
 from tests.unit.packed_pairs import ROWS, check, healthy, noisy, odd
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -39,7 +39,7 @@ def there(pairs):
     """Bring pairs to the device."""
     if INTERPRETED:
         return pairs
-    return [Pair(*(x.cuda() if torch.is_tensor(x) else x for x in pair)) for pair in pairs]
+    return [TensorPair(*(x.cuda() if torch.is_tensor(x) else x for x in pair)) for pair in pairs]
 
 
 @pytest.mark.parametrize("first", [torch.float32, torch.float16, torch.bfloat16])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ditto_core.compare.metrics import ShapeMismatch, measure
-from ditto_core.compare.packed import Pair, measure_all
+from ditto_core.compare.packed import TensorPair, measure_all
 from ditto_core.compare.rows import row_errors
 
 BY_OCTAVE = {"p50", "p90", "p99", "p999"}
@@ -30,7 +30,7 @@ def noisy(shape, axes, first, second, seed, **options):
     generator = torch.Generator().manual_seed(seed)
     expected = 20 * torch.randn(shape, generator=generator)
     actual = expected + 1e-2 * torch.randn(shape, generator=generator)
-    return Pair(actual.to(first), expected.to(second), axes, **options)
+    return TensorPair(actual.to(first), expected.to(second), axes, **options)
 
 
 def healthy(first, second):

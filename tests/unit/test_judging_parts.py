@@ -8,7 +8,7 @@ import torch
 
 from ditto_core.compare.judging import judge_logits
 from ditto_core.compare.metrics import measure
-from ditto_core.compare.row import RowError
+from ditto_core.compare.row_error import RowError
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import EPSILON, FACTOR, TABLE, Tolerance, by_kernels
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, WITHIN, decide

@@ -9,7 +9,7 @@ import torch
 from ditto_core.compare.judging import judge, unjudged, usual_floors
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
-from ditto_core.compare.row import RowError
+from ditto_core.compare.row_error import RowError
 from ditto_core.compare.tokens import measure_logits
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, UNJUDGED, WITHIN, decide

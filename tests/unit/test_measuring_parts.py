@@ -17,7 +17,7 @@ from ditto_core.compare.assertion import assert_close
 from ditto_core.compare.bounds import parse_rule
 from ditto_core.compare.masks import as_masks, is_mask, may_hide
 from ditto_core.compare.metrics import ShapeMismatch, make_rules, measure, prepare, run_part, together
-from ditto_core.compare.packed import Pair, measure_all
+from ditto_core.compare.packed import TensorPair, measure_all
 from ditto_core.compare.requested import measure_requested
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.errors import UsageError
@@ -186,7 +186,7 @@ def test_quantiles_by_octave_alone_are_within_their_octave():
 
 
 def test_a_mask_or_axes_that_do_not_fit_are_the_error_of_their_pair_alone():
-    pairs = [Pair(*noisy(16)) for _ in range(3)]
+    pairs = [TensorPair(*noisy(16)) for _ in range(3)]
     with pytest.raises(UsageError, match="2 axes for 1 dimensions"):
         measure_all([*pairs, pairs[0]._replace(axes=("batch", ""))])
     mask = torch.ones(5, dtype=torch.bool)

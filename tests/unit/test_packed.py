@@ -10,7 +10,7 @@ import torch
 
 from ditto_core.compare import packed
 from ditto_core.compare.metrics import ShapeMismatch, measure
-from ditto_core.compare.packed import Pair, measure_all
+from ditto_core.compare.packed import TensorPair, measure_all
 from tests.unit.packed_pairs import ROWS, check, healthy, noisy, odd
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -52,7 +52,7 @@ def test_integers_empty_and_complex_pairs_are_measured_alone(matrices):
     empty = torch.zeros(0, 4)
     part = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     kinds = (ids, ids > 3, empty, torch.complex(part, part), part.to(torch.float8_e5m2))
-    check([Pair(each, each.clone(), ("batch", "")) for each in kinds for _ in range(4)])
+    check([TensorPair(each, each.clone(), ("batch", "")) for each in kinds for _ in range(4)])
     assert not matrices
 
 
@@ -95,7 +95,7 @@ def test_a_record_is_copied_with_its_own_fields_and_not_with_the_columns_of_all(
 
 def test_quantiles_are_linear_in_an_octave_where_nothing_finer_was_counted(monkeypatch):
     """As on CUDA. Half of the errors are 1, half 1.75, all of them in [1, 2): the median by octave is 1.5."""
-    pair = Pair(torch.tensor([1.0, -1.75]).repeat(32), torch.zeros(64))
+    pair = TensorPair(torch.tensor([1.0, -1.75]).repeat(32), torch.zeros(64))
     fine = measure_all([pair] * 4)[3].metrics
     real = packed.on_cpu
     monkeypatch.setattr(packed, "on_cpu", lambda *given: real(*given)._replace(quantiles=None))
@@ -106,4 +106,4 @@ def test_quantiles_are_linear_in_an_octave_where_nothing_finer_was_counted(monke
 
 def test_strided_pairs():
     pairs = [noisy((4, 3, 40), ROWS, torch.float32, torch.bfloat16, seed) for seed in range(3)]
-    check([Pair(p.actual.transpose(0, 2), p.expected.transpose(0, 2), ("", "length", "batch")) for p in pairs])
+    check([TensorPair(p.actual.transpose(0, 2), p.expected.transpose(0, 2), ("", "length", "batch")) for p in pairs])

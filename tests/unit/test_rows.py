@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ditto_core.compare.row import RowError
+from ditto_core.compare.row_error import RowError
 from ditto_core.compare.rows import BLOCK, row_dimensions, row_errors, usual, worst_row
 
 AXES = ("batch", "length", "")

@@ -47,6 +47,8 @@ def read_toml(path: Path) -> Mapping[str, Any]:
     """Read a TOML file. Raises :class:`UsageError` when it is missing or no TOML."""
     try:
         table: Mapping[str, Any] = parse_toml(read_text(path))
+    except FileNotFoundError:
+        raise UsageError(f"{path} is missing, expected a TOML file") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as TOML: {error}") from error
     return table

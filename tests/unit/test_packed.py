@@ -71,11 +71,15 @@ def test_more_pairs_than_a_matrix_holds(monkeypatch, matrices):
     assert matrices == [4, 4, 1]
 
 
-def test_a_pass_on_a_gpu_takes_so_many_elements(monkeypatch):
+def test_a_pass_on_a_gpu_takes_so_many_elements_of_one_dtype(monkeypatch):
     monkeypatch.setattr(packed, "GPU_PASS", 10)
-    groups = [(4, [0, 1, 2, 3]), (10, [4, 5]), (1, [6, 7])]
-    assert list(packed.filled(groups)) == [[[0, 1]], [[2, 3]], [[4]], [[5]], [[6, 7]]]
-    assert list(packed.filled([(4, [0]), (3, [1, 2])])) == [[[0], [1, 2]]]
+
+    def kind(size, dtype=torch.float32):
+        return packed.Kind(True, torch.device("cuda"), (dtype, dtype), False, torch.Size([size]), ()), ()
+
+    alike = {kind(4): [0, 1, 2, 3], kind(10): [4, 5], kind(1): [6, 7], kind(2, torch.float16): [8]}
+    assert list(packed.passes(alike)) == [[[0, 1]], [[2, 3]], [[4]], [[5]], [[6, 7]], [[8]]]
+    assert list(packed.passes({kind(4): [0], kind(3): [1, 2]})) == [[[0], [1, 2]]]
 
 
 def test_a_record_is_copied_with_its_own_fields_and_not_with_the_columns_of_all():

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.bounds import INTERNAL, Rule
-from ditto_core.compare.text import no_verdict
 from ditto_core.compare.tolerance import EPSILON, FACTOR, INTEGERS, Tolerance
 from ditto_core.errors import UsageError
 from ditto_core.system.files import parse_toml, read_text
@@ -78,6 +77,8 @@ class Measured:
         broken engine would make the fault pass for good. No bound is taken from an infinite error (NaN that healed or
         that a rule allows), nor from one that could not be judged: it would allow anything.
         """
+        from ditto_core.compare.text import no_verdict  # loads torch, which reading a project's rules does not need
+
         if found.failures:
             bad = found.failures[0]
             raise UsageError(f"not calibrated: {bad.site}, step {bad.step} diverges ({bad.verdict}); mend that first")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +24,12 @@ DTYPE_HELP = (
 )
 
 
+OF_FILES = ("actual", "expected", "json_file", "verbose")
+"""What two ONNX files are compared with."""
+
+
 def command(
+    context: typer.Context,
     actual: Annotated[Path, typer.Argument(help="The engine's dump: our trace, another tool's, or an ONNX file.")],
     expected: Annotated[Path, typer.Argument(help="The reference's dump, or an ONNX file that is right.")],
     name_map: Annotated[Path | None, typer.Option(help="File that aligns the names of the two sides.")] = None,
@@ -58,7 +62,6 @@ def command(
     """Compare two dumps, step by step and name by name."""
     from ditto_core.compare.dumps import compare_dumps
     from ditto_core.compare.tolerance import EPSILON, QUANTIZED, Tolerance
-    from ditto_core.compare.tolerance_files import calibrate as write_rules
     from ditto_core.spec import parse_dtype
     from ditto_core.stepping.dumps import compare_offline
 
@@ -67,10 +70,7 @@ def command(
         {"engine's dump": actual, "reference's dump": expected, "name map": name_map},
     )
     if ".onnx" in (actual.suffix, expected.suffix):
-        of_dumps: dict[str, object] = {"--tolerance": tolerance, "--tolerances": tolerances, "--dtype": dtype}
-        of_dumps |= {"--rtol": rtol is not None, "--atol": atol is not None, "--equal-nan": equal_nan}
-        of_dumps |= {"--name-map": name_map, "--ignore-missing": ignore_missing, "--validate": validate}
-        compare_files(actual, expected, json_file, {**of_dumps, "--calibrate": calibrate})
+        compare_files(actual, expected, json_file, context)
         return
     place = int(rank) if rank is not None and rank.isdecimal() else rank
     options = {"rank": place, "runner": runner, "etrecord": etrecord, "debug_buffer": debug_buffer}
@@ -84,6 +84,13 @@ def command(
         dtype=dtype if dtype in ("", *QUANTIZED, *EPSILON) else parse_dtype(dtype),
         ignore_missing=ignore_missing,
     )
+    conclude(found, json_file, calibrate, verbose)
+
+
+def conclude(found: Comparison, json_file: Path | None, calibrate: Path | None, verbose: bool) -> None:
+    """Show and write what was found, and exit as it says: 1 where tensors differ, 2 where some were not compared."""
+    from ditto_core.compare.tolerance_files import calibrate as write_rules
+
     if json_file is not None:
         found.save(json_file)
     show(found, verbose)
@@ -93,10 +100,10 @@ def command(
         raise typer.Exit(2 if found.missing else 1)
 
 
-def compare_files(actual: Path, expected: Path, json_file: Path | None, options: Mapping[str, object]) -> None:
+def compare_files(actual: Path, expected: Path, json_file: Path | None, context: typer.Context) -> None:
     """Compare two ONNX files value by value on random inputs.
 
-    Raises :class:`UsageError` where only one is such, or for one of ``options`` that is set: they are about dumps.
+    Raises :class:`UsageError` where only one is such, or where an option is given that is about dumps.
     """
     from ditto_core.cli.align import between_files
 
@@ -105,10 +112,12 @@ def compare_files(actual: Path, expected: Path, json_file: Path | None, options:
         raise UsageError(
             f"{file} is an ONNX file and {other} is not: `ditto align MODEL {file.name}` compares it with its model"
         )
-    for option in (name for name, value in options.items() if value):
-        raise UsageError(
-            f"{option} is for dumps: two ONNX files are aligned value by value, within a bound of their dtype"
-        )
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name not in OF_FILES and source is not None and source.name == "COMMANDLINE":
+            name = max(option.opts, key=len)
+            text = "two ONNX files are aligned value by value, within a bound of their dtype"
+            raise UsageError(f"{name} is for dumps: {text}")
     between_files(expected, actual, [], 3, json_file)
 
 

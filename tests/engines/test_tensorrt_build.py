@@ -42,16 +42,6 @@ def spec_of(model, dtype="float32", **fields) -> EngineSpec:
     return EngineSpec.of(model, backend="tensorrt", dtype=dtype, **{"outputs": EVERYTHING, **fields})
 
 
-def test_a_second_logger_is_nothing_to_speak_of_and_gets_its_own_errors(capfd):
-    library = load_library()
-    said = [Messages(library) for _ in range(2)]
-    builders = [library.module.Builder(messages.logger) for messages in said]
-    assert capfd.readouterr().err == ""
-    builders[1].build_serialized_network(builders[1].create_network(0), builders[1].create_builder_config())
-    assert "at least one output" in said[1].last()
-    assert not said[0].errors
-
-
 def build(onnx_path: Path, taps=(), *, artifacts=None, batch=(1, 2, 8), **options):
     """Build an ONNX file in this process; the folder of the engine is beside it."""
     spec = EngineSpec.of("model", backend="tensorrt", options={"isolate": False, **options}, profile={"batch": batch})

@@ -255,3 +255,12 @@ def test_a_model_without_a_cache_runs_in_one_step(workspace):
     expected = module(**inputs)
     assert list(taps) == ["encoder.layer.0", "encoder.layer.1"]
     torch.testing.assert_close(outputs["last_hidden_state"], expected.last_hidden_state, rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_logger_is_nothing_to_speak_of_and_gets_its_own_errors(capfd):
+    said = [Messages(LIBRARY) for _ in range(2)]
+    builders = [LIBRARY.module.Builder(messages.logger) for messages in said]
+    assert capfd.readouterr().err == ""
+    builders[1].build_serialized_network(builders[1].create_network(0), builders[1].create_builder_config())
+    assert "at least one output" in said[1].last()
+    assert not said[0].errors

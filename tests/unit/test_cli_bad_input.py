@@ -78,6 +78,10 @@ def refused(tmp_path, monkeypatch, capsys):
             "--json folder/../five.json would overwrite the reference's dump: name another file",
         ),
         (
+            ("compare", "a.onnx", "b.onnx", "--runner", "trt"),
+            "--runner is for dumps: two ONNX files are aligned value by value, within a bound of their dtype",
+        ),
+        (
             ("compare", "a.onnx", "b.onnx", "--tolerance", "**=0.5"),
             "--tolerance is for dumps: two ONNX files are aligned value by value, within a bound of their dtype",
         ),

@@ -36,7 +36,8 @@ CPU_MATRIX = 1 << 17
 """Elements of a matrix on the CPU: three of them in float64 fit a cache of 3 MB."""
 
 GPU_ELEMENTS = 1 << 24
-"""Elements up to which pairs on a GPU gain: beyond, the kernel at memory speed makes up for launches of its own."""
+"""Elements up to which a pair on a GPU goes with the others: at 8 million it saves its own launches and loses nothing
+(benchmarks/device.md); far beyond, the kernel at memory speed makes up for them."""
 
 GPU_PASS = 1 << 26
 """Elements of one pass on a GPU, which copies them."""

@@ -10,7 +10,7 @@ import pytest
 
 from ditto_core.gates.signature import SIGNATURE as GATE_SIGNATURE
 from ditto_core.system.gpus import pin_gpu
-from pytest_ditto import bench, examples, gate, marker, needs, pytest_options, reporting, reports
+from pytest_ditto import bench, examples, gate, marker, needs, pytest_options, reporting, reports, tally
 from pytest_ditto.fixtures import _ditto_engine_variant, ditto, ditto_engine, ditto_reference, ditto_workspace
 from pytest_ditto.gate import _ditto_gate_shard, ditto_gate
 from pytest_ditto.relations import ditto_relations
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[bench.NOTES] = []
     reports.prepare(config)
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(reporting.Tally(), "ditto-engine-tally")
+        config.pluginmanager.register(tally.Tally(), "ditto-engine-tally")
         config.pluginmanager.register(gate.GateTally(), "ditto-engine-gates")
 
 
@@ -72,7 +72,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Name the backends and the cache."""
-    return reporting.header(config)
+    return tally.header(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -112,9 +112,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Fit a hypothesis test to engines before hypothesis looks at it."""
+    """Fit a hypothesis test to engines before hypothesis looks at it; tell its subtests' reports from its own."""
     examples.prepare(item)
-    return (yield)
+    with reporting.calling(item):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""What a ditto test adds to pytest's reports, and what the run says at its beginning and end.
+"""What a ditto test adds to pytest's reports.
 
 Numbers travel from xdist's workers inside the test reports: ``user_properties`` (they also end up in JUnit XML), and an
 attribute ``ditto_engine`` of plain lists, dictionaries and numbers.
@@ -7,15 +7,15 @@ attribute ``ditto_engine`` of plain lists, dictionaries and numbers.
 from __future__ import annotations
 
 import shutil
-from collections import Counter
-from importlib import metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ditto_core.errors import CacheError, DittoError, TraceError, UsageError
-from ditto_core.visible import visible
 from pytest_ditto import reports
 from pytest_ditto.bench import NOTES
 from pytest_ditto.fixtures import ASKED, PAIR, UNAVAILABLE
@@ -30,35 +30,28 @@ BAD_INPUT = (UsageError, CacheError, TraceError)
 """Errors after which the run exits with code 4."""
 
 ATTRIBUTE = "ditto_engine"
-SHOWN = 10
 BARE, SAME = "assert <Comparison: ", 80
 """How pytest's message of ``assert run`` begins, and how much of it is the run's repr, before pytest shortens it."""
 
 
-def header(config: pytest.Config) -> str:
-    """Return the line above the tests: backends, libraries and cache, without importing any of them."""
-    from ditto_core.backends.registry import backend_names, libraries
-    from ditto_core.cache import default_root
+@dataclass
+class Call:
+    """A test's call, and what the reports of its subtests have told: they come while it runs."""
 
-    found = {name: version(*libraries(name)) for name in (*backend_names(), "torch", "transformers")}
-    here = ", ".join(f"{name} {number}" for name, number in found.items() if number)
-    return f"ditto-engine: {here}; cache: {config.stash[OPTIONS].cache_dir or default_root()}"
+    running: bool = False
+    failed: bool = False
+    """Whether a subtest has."""
+    shown: list[Comparison] = field(default_factory=list)
+    """The comparisons whose tables are in a report."""
 
 
-def version(*distributions: str) -> str:
-    """Return the version of the first distribution that is installed, or an empty string."""
-    for name in distributions:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
+CALL = pytest.StashKey[Call]()
 
 
 def add_properties(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Give a test's numbers to JUnit before pytest makes its report."""
     runs = comparisons(item, call)
-    if not runs:
+    if not runs or call_of(item).running:
         return
     worst = max(runs, key=lambda run: (not run, run.worst.verdict.margin if run.worst else 0.0))
     numbers = numbers_of(worst)
@@ -81,9 +74,24 @@ def explain_assert(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
 
 
 def comparisons(item: pytest.Item, call: pytest.CallInfo[None]) -> list[Comparison]:
-    """Return what a test has compared, once it is through: after its call, or where its setup went wrong."""
-    over = call.when == "call" or (call.when == "setup" and call.excinfo is not None)
-    return item.stash[PAIR].comparisons if over and PAIR in item.stash else []
+    """Return what a test has compared so far: in its call, or until its setup went wrong."""
+    counts = call.when == "call" or (call.when == "setup" and call.excinfo is not None)
+    return item.stash[PAIR].comparisons if counts and PAIR in item.stash else []
+
+
+def call_of(item: pytest.Item) -> Call:
+    """Return a test's call; where setup went wrong there is none."""
+    return item.stash.get(CALL, Call())
+
+
+@contextmanager
+def calling(item: pytest.Item) -> Iterator[None]:
+    """Hold a test's call: what is reported in it is a subtest's."""
+    item.stash[CALL] = call = Call(running=True)
+    try:
+        yield
+    finally:
+        call.running = False
 
 
 def numbers_of(run: Comparison) -> dict[str, Any]:
@@ -109,8 +117,16 @@ def numbers_of(run: Comparison) -> dict[str, Any]:
 
 def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Put tables, numbers, notes and one-line errors into a test's report, and settle its dump."""
-    runs = comparisons(item, call)
+    compared, own = comparisons(item, call), call_of(item)
+    if compared and (report.failed or item.config.option.verbose > 0):
+        add_tables(report, compared, own.shown, everything=item.config.option.verbose > 0)
+    runs = [] if own.running else compared
     facts: dict[str, Any] = {"runs": [numbers_of(run) for run in runs], "notes": take_notes(item.config)}
+    if own.running:
+        own.failed |= report.failed
+        facts["engine"] = bool(compared)
+    elif runs:
+        facts["failed"] = own.failed
     if call.when == "call" and report.passed and unused_marker(item):
         facts["notes"].append(f"{item.nodeid} has the marker ditto_engine but uses no ditto fixture: no engine ran")
     error = call.excinfo.value if call.excinfo else None
@@ -123,9 +139,7 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
         report.longrepr = (path, (line or 0) + 1, f"Skipped: {item.stash[UNAVAILABLE]}")
     if call.when == "setup" and report.passed and ASKED in item.stash:
         facts["engine"] = True
-    if runs and (report.failed or item.config.option.verbose > 0):
-        add_tables(report, runs, everything=item.config.option.verbose > 0)
-    settle_dumps(item, report, runs)
+    settle_dumps(item, runs, failed=report.failed or own.failed)
     facts["files"] = reports.spool(item.config, runs)
     if any(facts.values()):
         setattr(report, ATTRIBUTE, facts)
@@ -154,111 +168,25 @@ def shorten(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
         report.longrepr = shown
 
 
-def add_tables(report: pytest.TestReport, runs: list[Comparison], *, everything: bool) -> None:
-    """Append a table of the worst sites for each comparison that failed; or of all sites, for each comparison."""
+def add_tables(report: pytest.TestReport, runs: list[Comparison], shown: list[Comparison], *, everything: bool) -> None:
+    """Append a table of the worst sites for each comparison that failed; or of all sites, for each comparison.
+
+    Those that are ``shown`` in a subtest's report are not shown again, and the new ones are added to them.
+    """
     from ditto_core.compare.table import ROWS, table
 
-    shown = [run for run in runs if everything or not run]
-    report.sections += [("ditto-engine", table(run, len(run.sites) if everything else ROWS)) for run in shown]
+    new = [run for run in runs if (everything or not run) and not any(run is other for other in shown)]
+    report.sections += [("ditto-engine", table(run, len(run.sites) if everything else ROWS)) for run in new]
+    shown += new
 
 
-def settle_dumps(item: pytest.Item, report: pytest.TestReport, runs: list[Comparison]) -> None:
+def settle_dumps(item: pytest.Item, runs: list[Comparison], *, failed: bool) -> None:
     """Complete the dump of a test by the comparison itself, or remove it when it is not to be kept."""
     folder = item.stash[PAIR].options.dump if runs else None
     if folder is None:
         return
-    if report.failed or item.config.stash[OPTIONS].dump == ALL:
+    if failed or item.config.stash[OPTIONS].dump == ALL:
         for run in runs:
             run.save(Path(run.dump) / "comparison.json")
     else:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class Tally:
-    """Collects what the reports say, in the process that shows the terminal, and speaks at the end."""
-
-    def __init__(self) -> None:
-        self.runs: list[tuple[dict[str, Any], str, str]] = []
-        self.notes: list[str] = []
-        self.unavailable: Counter[str] = Counter()
-        self.ran = False
-        """Whether any test had its engine, or failed on the way to it."""
-        self.bad_inputs = 0
-        self.files: list[tuple[str, str]] = []
-        self.failed: list[pytest.TestReport] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take one report in; one that is run again counts when it is through."""
-        if str(report.outcome) == "rerun":  # pytest-rerunfailures' own outcome
-            return
-        facts: dict[str, Any] = getattr(report, ATTRIBUTE, {})
-        self.runs += [(run, report.nodeid, report.outcome) for run in facts.get("runs", ())]
-        self.notes += facts.get("notes", ())
-        self.bad_inputs += bool(facts.get("bad_input"))
-        self.ran |= report.failed or bool(facts.get("engine") or facts.get("runs"))
-        self.files += reports.named(report.nodeid, facts.get("files", ()))
-        if report.failed and facts:
-            self.failed.append(report)
-        if "unavailable" in facts:
-            self.unavailable[facts["unavailable"]] += 1
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Exit with code 4, as for wrong usage, when a test met bad input that only showed as it ran."""
-        if self.bad_inputs and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show what was compared, worst first; one line when all is well."""
-        lines = [*self.lines()]
-        if len(lines) > 1:
-            terminalreporter.write_sep("=", "ditto-engine")
-        for line in (*lines, *reports.publish(terminalreporter.config, self.files, self.failed)):
-            terminalreporter.write_line(line)
-        if self.unavailable and not self.ran:
-            terminalreporter.write_line(all_skipped(self.unavailable.total()), red=True, bold=True)
-
-    def lines(self) -> list[str]:
-        """Return the summary."""
-        failed = sorted((run for run in self.runs if not run[0]["ok"]), key=lambda run: -run[0]["worst_margin"])
-        lines = [line_of(*run) for run in failed[:SHOWN]]
-        if len(failed) > SHOWN:
-            lines.append(f"and {len(failed) - SHOWN} more that diverge")
-        lines += [visible(f"note: {note}") for note in dict.fromkeys(self.notes)]
-        lines += [visible(f"skipped {count}: {reason}") for reason, count in self.unavailable.most_common()]
-        if self.bad_inputs:
-            lines.append(f"bad input in {self.bad_inputs} test{'s' * (self.bad_inputs != 1)}: exit code 4")
-        return lines + self.total()
-
-    def total(self) -> list[str]:
-        """Return the line that is always there when anything was compared."""
-        if not self.runs:
-            return []
-        run, nodeid, _ = max(self.runs, key=lambda run: run[0]["worst_margin"])
-        sites = sum(run["sites"] for run, _, _ in self.runs)
-        unjudged = sum(run["unjudged_sites"] for run, _, _ in self.runs)
-        judged = f"{sites} sites" + (f" ({unjudged} not judged)" if unjudged else "")
-        count = len(self.runs)
-        worst = f"worst margin {run['worst_margin']:.3g} at {run['worst_site']}, step {run['worst_step']} ({nodeid})"
-        return [f"ditto-engine: {count} comparison{'s' * (count != 1)}, {judged}, {worst}"]
-
-
-def all_skipped(count: int) -> str:
-    """Return what to say of a run in which no test had its engine."""
-    tests = "the only test that needs an engine was" if count == 1 else f"all {count} tests that need an engine were"
-    return (
-        f"ditto-engine: NOTHING WAS COMPARED, {tests} skipped (missing backend or dtype); "
-        "--ditto-require-backends makes that a failure"
-    )
-
-
-def line_of(run: dict[str, Any], nodeid: str, outcome: str) -> str:
-    """Return one diverging comparison's line."""
-    first = "sites that could not be compared"
-    if run["first_bad"] or run["unjudged_output"]:
-        bad, output = run["first_bad"], run["unjudged_output"]
-        first = f"first bad site {bad}" if bad else f"could not be judged: output {output}"
-    elif run["bad_logits"]:
-        first = f"the logits are off: {run['bad_logits']}"
-    unasserted = " [the test passed: nothing asserted it]" if outcome == "passed" else ""
-    return f"{run['worst_margin']:.3g} x bound  {nodeid}  {run['engine']}: {first}{unasserted}"

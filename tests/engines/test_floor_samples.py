@@ -37,7 +37,7 @@ def error(model, sample=None):
 
 
 def by_luck():
-    """Return a model whose own float32 product is exact by chance, beside another order of its terms."""
+    """Return a model whose own float32 product is exact by chance, beside another rounding of it."""
     for seed in range(1000):
         model = OneNumber(seed).eval().requires_grad_(False)
         if 6 < error(model, 3) / max(error(model), 2.0**-24) < 14:
@@ -58,15 +58,15 @@ def opened(workspace):
 
 
 def engine_is(pair, change=lambda tensor: tensor):
-    """Put in the engine's place the model in float32 with another order of its sums, which is as right as its own."""
+    """Put in the engine's place the model in float32 with other rounding, which is as right as its own."""
 
-    class OtherOrder(EagerSession):
+    class Rounded(EagerSession):
         def step(self, inputs, sink):
             outputs = super().step(inputs, lambda site, tensor: sink(site, change(tensor)))
             return {name: change(tensor) for name, tensor in outputs.items()}
 
     taps = pair.engine.taps
-    pair.sessions.__dict__["engine"] = OtherOrder(pair.sessions.model, taps, dtype="float32", sample=3)
+    pair.sessions.__dict__["engine"] = Rounded(pair.sessions.model, taps, dtype="float32", sample=3)
 
 
 def test_a_healthy_engine_beyond_one_lucky_sample_is_judged_by_the_largest_of_six(opened):
@@ -103,8 +103,59 @@ def test_a_fault_behind_a_lucky_sample_is_found_where_it_is(workspace):
     assert any("largest of 6 runs" in note for note in found.notes)
 
 
+DEEP = 16_384
+
+
+def in_a_row(x, weight):
+    """Multiply as a kernel without blocks does: the terms are added one after the other, in float32."""
+    total = torch.zeros(x.shape[0], weight.shape[0])
+    for column, weights in zip(x.T, weight.T, strict=True):
+        total += column[:, None] * weights
+    return total
+
+
+def test_a_healthy_engine_that_adds_up_in_a_row_passes(workspace):
+    """It loses more than eager, which adds up in blocks."""
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Linear(DEEP, 64, bias=False), {"input": torch.randn(64, DEEP)}
+
+    pair = Pair(workspace, EngineSpec.of(make, backend="onnxruntime"), PairOptions(observer=False))
+    model, inputs = make()
+    engine_is(pair, lambda tensor: in_a_row(inputs["input"], model.weight.detach()))
+    found = pair.run()
+    pair.close()
+    found.assert_close()
+    assert any("largest of 6 runs" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("terms", [64, 1000])
+def test_a_sample_loses_what_a_sum_in_a_row_loses(terms):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(64, terms, generator=generator) for _ in range(2))
+    exact = a.double() @ b.double().T
+    with OtherRounding(1):
+        sample = nn.functional.linear(a, b)
+    lost, really = (float((found - exact).norm()) for found in (sample, in_a_row(a, b)))
+    assert really <= lost * 1.3
+    assert lost <= really * 1.6  # eager's own error is in it
+
+
+def test_a_sample_of_numbers_whose_squares_overflow_has_no_nan():
+    large = torch.full((2, 4), 1e30)
+    with OtherRounding(1):
+        assert nn.functional.linear(large, torch.ones(3, 4)).isfinite().all()
+
+
+def test_whole_numbers_are_multiplied_as_they_are():
+    whole = torch.arange(16).reshape(4, 4)
+    with OtherRounding(1):
+        assert torch.equal(torch.matmul(whole, whole), whole @ whole)
+
+
 @pytest.mark.parametrize("function", ["linear", "matmul", "bmm", "addmm"])
-def test_another_order_is_the_same_product_with_other_bits(function):
+def test_another_rounding_is_the_same_product_with_other_bits(function):
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, generator=generator) for size in ((8, WIDE), (WIDE, 8)))
     arguments = {

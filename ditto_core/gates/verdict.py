@@ -26,7 +26,8 @@ class GateVerdict:
     Each of ``low`` and ``high`` is missed with probability alpha. It fails when the whole interval lies beyond
     ``limit`` (accuracy at a limit of 0: when the sign-flip test says p < alpha), or is not a number. ``decided`` is
     False when it does not fail and the samples are too few to pass it: the interval reaches beyond twice the limit, or
-    not even all of them being worse would be significant. ``p``: of the sign-flip test, else None. ``detail``: counts.
+    not even all of them being worse would be significant; of answers, all that the reference gets right. ``p``: of the
+    sign-flip test, else None. ``detail``: counts.
     """
 
     metric: str
@@ -45,6 +46,11 @@ class GateVerdict:
     def judged(self) -> bool:
         """Tell whether there is a bound at all."""
         return not math.isinf(self.limit)
+
+    @property
+    def evidence(self) -> str:
+        """What its test counts: an answer that the reference gets wrong cannot be lost."""
+        return "answers that the reference gets right" if self.metric == names.ACCURACY else "samples"
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for strict JSON."""
@@ -82,7 +88,8 @@ def accuracy(records: Sequence[Record], policy: Policy, dtype: str) -> GateVerdi
     interval = ratio_interval([float(a - b) for a, b in pairs], [1.0] * n, **policy.draws, clusters=groups)
     p = sign_flip([*losses.values()])
     ok = p >= policy.alpha if limit == 0 else within(interval.low, limit)
-    decided = len(losses) >= policy.least_clusters and (limit == 0 or interval.high <= REACH * limit)
+    clusters = len({r.group for r in answered if r.reference.correct})
+    decided = clusters >= policy.least_clusters and (limit == 0 or interval.high <= REACH * limit)
     test = "exact sign flip by cluster" if len(losses) < n else "exact McNemar"
     return GateVerdict(
         names.ACCURACY,

@@ -169,6 +169,26 @@ def test_four_answers_are_undecided_and_five_are_not():
     assert "UNDECIDED, accuracy_drop" in result(answers[:4]).summary
 
 
+@pytest.mark.parametrize("limit", [0, 0.05])
+def test_answers_of_which_the_reference_has_too_few_right_are_undecided(limit):
+    """Nothing can be lost where the reference is wrong, whatever the engine is there."""
+    pairs = [(True, True)] * 4 + [(False, False), (True, False)] * 8
+    answers = [Record(f"q{i}", Side(correct=a), Side(correct=b)) for i, (a, b) in enumerate(pairs)]
+    found = result(answers, limits={"accuracy_drop": limit})
+    assert not found
+    assert found.summary.endswith("too few answers that the reference gets right to exclude twice the limit")
+    assert result([*answers, Record("q", Side(correct=True), Side(correct=True))], limits={"accuracy_drop": limit})
+
+
+def test_right_answers_of_few_clusters_are_few_right_answers():
+    def answers(clusters):
+        sides = [(Side(correct=True), Side(correct=i % 6 < clusters)) for i in range(24)]
+        return [Record(f"q{i}", *pair, cluster=str(i % 6)) for i, pair in enumerate(sides)]
+
+    assert result(answers(5))
+    assert "UNDECIDED, accuracy_drop" in result(answers(4)).summary
+
+
 def test_an_interval_that_reaches_beyond_twice_the_limit_is_undecided():
     healthy = records(6, 0.0017, 0.0017)
     wild = [

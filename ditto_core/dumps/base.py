@@ -53,9 +53,10 @@ def once(path: Path, items: Iterable[tuple[str, Held]], note: str = "") -> dict[
 class Dump:
     """An opened dump.
 
-    ``format`` is the name of its format, ``openers`` opens each step, ``info`` holds facts for reports (rank, runner,
-    dtype), ``notes`` what the user has to know (other ranks, entries that are no tensors). ``taps`` and ``kernels`` are
-    what a trace of this library knows of its session.
+    ``format`` is the name of its format, ``openers`` opens each step (one that is missing has no tensors), ``info``
+    holds facts for reports (rank, runner, dtype), ``notes`` what the user has to know (other ranks, entries that are no
+    tensors). ``taps`` and ``kernels`` are what a trace of this library knows of its session, ``first`` is the number
+    that its tool gave step 0.
     """
 
     path: Path
@@ -65,6 +66,7 @@ class Dump:
     notes: tuple[str, ...] = ()
     taps: tuple[Tap, ...] = ()
     kernels: tuple[KernelProperty, ...] = ()
+    first: int = 0
     _open: tuple[int, Tensors] | None = None
 
     @property

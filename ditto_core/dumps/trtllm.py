@@ -8,16 +8,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, natural
+from ditto_core.dumps.base import Dump, Format, Lazy, Opener, Tensors, natural
 from ditto_core.dumps.files import load_npy, open_arrays
-from ditto_core.errors import UsageError
+from ditto_core.errors import TraceError, UsageError
 
 _PYTHON = re.compile(r"(.+)-step(\d+)\.npy")
 _CPP = re.compile(r"iteration_(\d+)")
+_MOST_STEPS = 1 << 20
 _LEAF = re.compile(r"PP_(\d+)/TP_(\d+)(?:/CP_(\d+))?")
 
 
@@ -78,15 +79,28 @@ def open_trtllm(path: Path, rank: int | str | None = None) -> Dump:
         notes.append(f"{path} holds {len(ranks)} ranks ({', '.join(ranks)}); compared is {place}, choose with rank=")
     if steps := python_steps(leaf):
         info |= {"layout": "Python runtime", "stored as": "float32, whatever the engine's dtype"}
-        return Dump(
-            path, "trtllm", [partial(open_step, files) for files in steps.values()], info, (*notes, *gaps(path, steps))
-        )
+        return numbered(path, {n: partial(open_step, files) for n, files in steps.items()}, 0, info, notes)
     iterations = cpp_steps(leaf)
     info["layout"] = "C++ executor"
     if place.strip(".") and place != "PP_1/TP_1":
         notes.append(f"{path} names sizes, not ranks ({place}): the ranks of this job wrote over each other's files")
-    openers = [partial(open_arrays, folder) for folder in iterations.values()]
-    return Dump(path, "trtllm", openers, info, (*notes, *gaps(path, iterations)))
+    openers = {n: partial(open_arrays, folder) for n, folder in iterations.items()}
+    return numbered(path, openers, min(openers), info, notes)
+
+
+def numbered(path: Path, openers: Mapping[int, Opener], first: int, info: Mapping[str, str], notes: list[str]) -> Dump:
+    """Return a dump whose steps stand at their numbers from ``first`` on; one that is missing is noted, and is empty.
+
+    Raises :class:`TraceError` for numbers so far apart that they are those of no run.
+    """
+    steps = range(first, max(openers) + 1)
+    if len(steps) > _MOST_STEPS:
+        raise TraceError(f"{path} holds steps {first} to {steps[-1]}, {len(openers)} in all: too far apart for one run")
+    lost = [str(n) for n in steps if n not in openers]
+    if lost:
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        notes.append(f"{path} lacks steps {', '.join(lost[:5])}{more} of {first} to {steps[-1]}")
+    return Dump(path, "trtllm", [openers.get(n, dict) for n in steps], info, tuple(notes), first=first)
 
 
 def choose(path: Path, places: list[str], rank: int | str | None) -> str:
@@ -96,14 +110,6 @@ def choose(path: Path, places: list[str], rank: int | str | None) -> str:
     if rank is None or (isinstance(rank, int) and 0 <= rank < len(places)):
         return places[rank or 0]
     raise UsageError(f"{path} has no rank {rank!r}, it holds {len(places)}: {', '.join(places)}")
-
-
-def gaps(path: Path, numbers: Iterable[int]) -> list[str]:
-    """Note steps that are missing, or that do not begin at 0: steps are then counted by position."""
-    found = list(numbers)
-    if found == list(range(len(found))):
-        return []
-    return [f"{path} holds steps {found[0]} to {found[-1]}, {len(found)} in all: they are counted from 0 in this order"]
 
 
 def open_step(files: dict[str, Path]) -> Tensors:

@@ -218,7 +218,7 @@ def decoder_settings(folder: Path) -> Mapping[str, Any]:
     """
     path = folder / CONFIG
     try:
-        found: Mapping[str, Any] = parse_json(read_text(path)).get("model", {}).get("decoder", {})
+        found: Mapping[str, Any] = parse_json(read_text(path), last=True).get("model", {}).get("decoder", {})
         return dict(found)
     except FileNotFoundError:
         return {}

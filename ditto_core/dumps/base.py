@@ -39,12 +39,12 @@ class Lazy(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def once(path: Path, items: Iterable[tuple[str, Held]], note: str = "") -> dict[str, Held]:
+def once(path: Path, items: Iterable[tuple[str, Held]], note: str = "", what: str = "tensors") -> dict[str, Held]:
     """Return named things as a mapping. Raises :class:`TraceError` when two have one name: either may be meant."""
     found: dict[str, Held] = {}
     for name, item in items:
         if name in found:
-            raise TraceError(f"{path} holds two tensors that are named {name!r}{note}")
+            raise TraceError(f"{path} holds two {what} that are named {name!r}{note}")
         found[name] = item
     return found
 
@@ -110,6 +110,12 @@ def natural(text: str) -> list[tuple[int, int | str]]:
     """Sort key under which ``layers.2`` comes before ``layers.10``."""
     parts = filter(None, re.split(r"(\d+)", text))
     return [(0, int(part)) if re.fullmatch("[0-9]{1,18}", part) else (1, part) for part in parts]
+
+
+def check_steps(folder: Path, numbers: Sequence[int]) -> None:
+    """Raise :class:`TraceError` when a number of a folder's steps is missing or there twice."""
+    if [*numbers] != [*range(len(numbers))]:
+        raise TraceError(f"{folder} holds steps {[*numbers]}, expected 0 to {len(numbers) - 1}, each once")
 
 
 def starts_with(path: Path, magic: bytes, offset: int = 0) -> bool:

@@ -131,3 +131,24 @@ def test_iterations_are_compared_by_their_numbers_as_far_as_both_have_any(tmp_pa
     again = compare_dumps(made_by_hand_cpp_executor(tmp_path / "again", iterations=(4, 5, 6)), whole)
     assert (again.steps, again.lost_steps()) == ((3, 3), ([], []))
     assert [dump.first for dump in (again.actual, again.expected)] == [4, 1]
+
+
+def test_a_tensor_or_an_iteration_that_is_there_twice_is_refused_since_either_may_be_meant(tmp_path):
+    rank = made_by_hand_python_runtime(tmp_path / "python") / "tllm_debug/PP_0/TP_0"
+    np.save(rank / "input_ids-step01.npy", np.zeros(3, np.float32))
+    with pytest.raises(TraceError, match="TP_0 holds two tensors that are named 'input_ids-step1'"):
+        open_dump(rank)
+    rank = made_by_hand_cpp_executor(tmp_path / "cpp") / "tllm_debug/PP_1/TP_1"
+    (rank / "iteration_02").mkdir()
+    with pytest.raises(TraceError, match="TP_1 holds two iterations that are named 'iteration_2'"):
+        open_dump(rank)
+
+
+def test_both_layouts_in_one_folder_are_refused_and_files_of_neither_are_said(tmp_path):
+    rank = made_by_hand_python_runtime(tmp_path) / "tllm_debug/PP_0/TP_0"
+    np.save(rank / "logits.npy", np.zeros(3, np.float32))
+    (rank / "iteration_3").write_text("a file, and no iteration")
+    assert open_dump(rank).notes == (f"{rank} holds other files, which are not read: logits.npy",)
+    (rank / "iteration_4").mkdir()
+    with pytest.raises(TraceError, match=r"holds steps of the Python runtime and iterations of the C\+\+ executor"):
+        open_dump(rank)

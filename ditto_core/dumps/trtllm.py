@@ -75,8 +75,8 @@ def holds_tensors(leaf: Path) -> bool:
 def open_trtllm(path: Path, rank: int | str | None = None) -> Dump:
     """Open one rank of a ``tllm_debug`` folder: its number, or its place (``PP_0/TP_1``); by default the first.
 
-    Raises :class:`UsageError` when there is no such rank, :class:`TraceError` when it holds both layouts, or a step or a
-    tensor of one twice.
+    Raises :class:`UsageError` when there is no such rank, :class:`TraceError` when it holds both layouts, or an
+    iteration or a tensor of a step twice.
     """
     ranks = leaves(path)
     place = choose(path, list(ranks), rank)

@@ -181,9 +181,11 @@ def pooled(
     weights = [float(parts[i][1]) if allowed is None else allowed[i] for i in rows]
     found = ratio_interval(values, weights, **policy.draws, clusters=groups)
     scale = math.fsum(weights) / positions
+    if not math.isfinite(scale):  # nothing is judged by a limit of infinity
+        scale = math.nan
     detail = f"{positions} positions"
     if allowed is not None:
-        detail += f"; limit from the reference's own {limits.dtype}"
+        detail += f"; limit from the reference's own {limits.dtype}" + ", which is not finite" * math.isnan(scale)
     limit = policy.limit(metric, limits.dtype) if allowed is None else scale
     # None of a kind of these quantities is negative; the studentized end can be.
     interval = Interval(found.estimate * scale, positive(found.low * scale), found.high * scale)

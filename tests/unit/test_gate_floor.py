@@ -111,6 +111,17 @@ def test_a_sample_of_nan_fails_by_sample_too():
     assert not verdict(result(found), "kl_by_sample").ok
 
 
+@pytest.mark.parametrize("own", [math.nan, math.inf])
+def test_no_engine_passes_by_a_reference_that_overflows_in_its_dtype(own):
+    """A limit of infinity would be none."""
+    found = records(57, 5.0, 0.0017)
+    found[3] = replace(found[3], floor_kl=(own,) * TOKENS)
+    verdicts = {v.metric: v for v in result(found, "float16", limits={"kl_by_sample": math.inf}).verdicts}
+    assert (verdicts["kl_mean"].ok, verdicts["kl_mean"].judged) == (False, True)
+    assert verdicts["kl_mean"].detail.endswith("from the reference's own float16, which is not finite")
+    assert not result(found, "float16")
+
+
 def test_a_float16_engine_with_eight_times_the_references_own_kl_fails():
     found = result(records(57, 2.4e-4, 3.0e-5), "float16")
     assert not found

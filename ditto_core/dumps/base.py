@@ -55,8 +55,8 @@ class Dump:
 
     ``format`` is the name of its format, ``openers`` opens each step (one that is missing has no tensors), ``info``
     holds facts for reports (rank, runner, dtype), ``notes`` what the user has to know (other ranks, entries that are no
-    tensors). ``taps`` and ``kernels`` are what a trace of this library knows of its session, ``first`` is the number
-    that its tool gave step 0.
+    tensors). ``taps`` and ``kernels`` are what a trace of this library knows of its session, ``complete``
+    tells whether its run came to its end, ``first`` is the number that its tool gave step 0.
     """
 
     path: Path
@@ -66,6 +66,7 @@ class Dump:
     notes: tuple[str, ...] = ()
     taps: tuple[Tap, ...] = ()
     kernels: tuple[KernelProperty, ...] = ()
+    complete: bool = True
     first: int = 0
     _open: tuple[int, Tensors] | None = None
 

@@ -191,9 +191,12 @@ def one_sided(pairs: DumpPairs) -> dict[str, str]:
 
 
 def lost_steps(pairs: DumpPairs) -> Iterator[str]:
-    """Yield what to say of the steps that only one side has."""
+    """Yield what to say of the steps that only one side has, and of those that a run did not come to."""
     if len({*pairs.steps}) > 1:
         yield f"{pairs.steps[0]} in {pairs.actual.path}, {pairs.steps[1]} in {pairs.expected.path}"
+    for dump in (pairs.actual, pairs.expected):
+        if not dump.complete:
+            yield f"the run of {dump.path} ended before its last step"
     for lost, path in zip(pairs.lost_steps(), (pairs.actual.path, pairs.expected.path), strict=True):
         if lost:
             yield f"{path} holds nothing of step {', '.join(map(str, lost))}"

@@ -71,6 +71,19 @@ def test_a_dump_without_tensors_is_called_that(tmp_path, swap):
         compare_dumps(sides[1], sides[1], name_map=everything)
 
 
+def test_two_traces_of_a_run_that_was_cut_short_do_not_agree(tmp_path):
+    """Both sides of a lockstep run end at the step in which the engine crashed."""
+    for side in ("engine", "reference"):
+        writer = TraceWriter(tmp_path / side, SessionInfo("e", "e", "float32"), [])
+        writer.write_step({}, {"y": X}, {})
+    pairs = compare_dumps(tmp_path / "engine", tmp_path / "reference")
+    found = compare_offline(pairs)
+    assert (bool(found), found.first_bad) == (False, None)
+    assert [*found.missing] == ["steps"]
+    assert found.missing["steps"].startswith(f"the run of {tmp_path / 'engine'} ended before its last step; the run of")
+    assert compare_offline(pairs, ignore_missing=True)
+
+
 def numbered(*steps, first=0):
     return Dump(Path("d"), "trtllm", [partial(dict, step) for step in steps], first=first)
 

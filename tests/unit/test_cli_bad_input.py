@@ -51,6 +51,16 @@ def refused(tmp_path, monkeypatch, capsys):
     [
         ((*GATE, "--output", "folder"), "cannot write folder: Is a directory"),
         ((*GATE, "--output", "suite.jsonl/x.json"), "cannot write suite.jsonl/x.json: File exists"),
+        ((*GATE, "--output", "suite.jsonl"), "--output suite.jsonl would overwrite the suite: name another file"),
+        (
+            (*GATE, "--baseline", "five.json", "--output", "five.json"),
+            "--output five.json would overwrite the baseline",
+        ),
+        ((*CALIBRATE, "--output", "suite.jsonl"), "--output suite.jsonl would overwrite the suite: name another file"),
+        (
+            ("gate", "merge", "gate.json", "--output", "./gate.json"),
+            "would overwrite the shard gate.json: name another",
+        ),
         ((*GATE, "--baseline", "folder", "--update-baseline"), "folder: Is a directory"),
         ((*GATE, "--samples", "-1"), "the number of samples is -1, expected at least 1, or 0 for all"),
         ((*GATE, "--limit", "kl_mean=x"), "the limit of kl_mean is 'x', expected a number, or 'none' to report"),

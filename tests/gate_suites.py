@@ -11,18 +11,26 @@ from ditto_core.gates import Gate, Policy, Sample, Suite
 from ditto_core.spec import EngineSpec
 from tests.models import llama
 
+LIKELIER = "01000011010010111110"
+"""Which of two choices the tiny Llama finds likelier, in turn: a gate of accuracy needs answers that can be lost."""
+NEXT = (130, 96)
+"""Its greedy token after each prompt of a match."""
+
 
 def tiny_suite(texts: int = 6, choices: int = 6, prompts: int = 2) -> Suite:
-    generator = random.Random(0)
-
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(generator.randrange(256) for _ in range(count))
-
-    samples = [Sample(f"text{i}", text=ids(12)) for i in range(texts)]
-    samples += [Sample(f"choice{i}", prompt=ids(6), choices=(ids(3), ids(3)), answer=i % 2) for i in range(choices)]
-    samples += [Sample(f"prompt{i}", prompt=ids(5)) for i in range(prompts)]
-    samples += [Sample(f"match{i}", prompt=ids(5), answer=ids(1)) for i in range(prompts)]
+    samples = [Sample(f"text{i}", text=ids(f"text{i}", 12)) for i in range(texts)]
+    for i in range(choices):
+        drawn = ids(f"choice{i}", 12)
+        answer = int(LIKELIER[i % len(LIKELIER)])
+        samples.append(Sample(f"choice{i}", prompt=drawn[:6], choices=(drawn[6:9], drawn[9:]), answer=answer))
+    samples += [Sample(f"prompt{i}", prompt=ids(f"prompt{i}", 5)) for i in range(prompts)]
+    samples += [Sample(f"match{i}", prompt=ids(f"match{i}", 5), answer=NEXT[i : i + 1]) for i in range(prompts)]
     return Suite("tiny", tuple(samples))
+
+
+def ids(name: str, count: int) -> tuple[int, ...]:
+    generator = random.Random(name)
+    return tuple(generator.randrange(256) for _ in range(count))
 
 
 def tiny_gate(suite: Suite | None = None, reference: Any = "eager:float32", model: Any = llama, **options: Any) -> Gate:

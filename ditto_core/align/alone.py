@@ -48,7 +48,7 @@ class Operator:
     """
 
     def __init__(self, study: Sides, label: str) -> None:
-        self.study = study
+        self.study, self.label = study, label
         self.values = {value.name: value for value in study.matching.values if value.base < 0}
         model = study.file.copy()
         ask_fused(model, [*self.values])
@@ -100,7 +100,7 @@ class Operator:
     def _value(self, name: str, arrays: Sequence[Any]) -> Value:
         assert usable(arrays)
         data = [np.asarray(array, np.float32) for array in arrays]
-        return Value(name, self.node.op_type, self.node.name, data, batches=self.values[name].batches)
+        return Value(name, self.node.op_type, self.label, data, batches=self.values[name].batches)
 
     def _part(self, change: Change, names: Sequence[str]) -> tuple[Any, list[str]]:
         """Return the changed operator as a model, with what computes its uncaptured inputs; and the captured ones."""

@@ -169,7 +169,7 @@ def column_changes(operator: Operator, site: int) -> Iterator[Change]:
 
 def at_its_maker(operator: Operator, place: int, value: Value, text: str, arrays: list[Array]) -> Change:
     """Return the change of an input that blames the operator that computes it."""
-    return Change("wiring", text, {}, {place: arrays}, (operator.node.name,), value.where, {value.name: arrays})
+    return Change("wiring", text, {}, {place: arrays}, (operator.label,), value.where, {value.name: arrays})
 
 
 def blocks_of(matching: Matching, value: Value) -> list[tuple[int, int]]:

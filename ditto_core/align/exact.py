@@ -73,7 +73,7 @@ def rectified(node: onnx.NodeProto) -> onnx.NodeProto:
     import onnx
 
     output, name = node.output[0], node.name
-    node.output[0], node.name = f"{output}{FLOATS}", f"{name}{FLOATS}"
+    node.output[0], node.name = f"{output}{FLOATS}", f"{name}{FLOATS}" if name else ""
     return onnx.helper.make_node("Relu", [node.output[0]], [output], name=name)
 
 

@@ -15,6 +15,7 @@ from ditto_core.backends.onnxruntime import load_library
 from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import file_digests, place_weights, read_graph, weights_files
 from ditto_core.graphs.graph import shape_of
+from ditto_core.graphs.nodes import unshare_names
 from ditto_core.system.files import parse_json, read_text
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class OnnxFile:
     def __init__(self, path: Path | str) -> None:
         self.path = locate(Path(path))
         self.model = read(self.path)
+        unshare_names(self.model.graph)
         for name in self.weights:
             if not (self.path.parent / name).is_file():
                 raise UsageError(f"{self.path.name} keeps its weights in {name!r}, which is not beside it")
@@ -218,7 +220,7 @@ def decoder_settings(folder: Path) -> Mapping[str, Any]:
     """
     path = folder / CONFIG
     try:
-        found: Mapping[str, Any] = parse_json(read_text(path)).get("model", {}).get("decoder", {})
+        found: Mapping[str, Any] = parse_json(read_text(path), last=True).get("model", {}).get("decoder", {})
         return dict(found)
     except FileNotFoundError:
         return {}

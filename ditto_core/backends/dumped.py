@@ -82,10 +82,13 @@ class DumpSession:
     def _entries(self, step: int) -> dict[str, Entry]:
         """Return what a step has: site (or ``logits``) -> entry, in the taps' topological order.
 
-        Raises :class:`TraceError` when two different tensors are one tap.
+        Raises :class:`TraceError` when two different tensors are one tap, and when the step has no tensors.
         """
         found: dict[str, Entry] = {}
-        for name, entry in self._names.entries(self._dump.names(step)).items():
+        names = self._dump.names(step)
+        if not names:
+            raise TraceError(f"{self._dump.path} holds nothing of step {step}")
+        for name, entry in self._names.entries(names).items():
             bare = name.removeprefix("output:")  # as a step of a trace has it, without its manifest
             tap = self._by_name.get(name, self._by_name.get(bare))
             site = tap.site if tap else bare
@@ -129,7 +132,7 @@ class DumpSession:
 
     def _no_name(self, taps: tuple[Tap, ...]) -> str:
         names = self._dump.names(0)
-        example = f" (for example {names[0]!r} against {taps[0].site!r})" if names and taps else ""
+        example = f" (for example {names[0]!r} against {taps[0].site!r})" if taps else ""
         return (
             f"none of the {len(names)} names of {self._dump.path} is among the {len(taps)} taps of the engine"
             f"{example}: give name_map="

@@ -97,7 +97,6 @@ class OnnxRuntimeBackend:
 
         graph = Graph.read(directory / ENGINE_FILE)
         tensors = {name: EngineTensor(name, graph.dtype(name), shape) for name, shape in graph.shapes.items()}
-        nodes = graph.described.values()
         layers = (
             EngineLayer(
                 n.name,
@@ -105,7 +104,7 @@ class OnnxRuntimeBackend:
                 modules=(n.module,) if n.module else (),
                 dtypes=tuple(dict.fromkeys(graph.dtype(name) for name in n.outputs if name in graph.declared)),
             )
-            for n in nodes
+            for n in graph.written
         )
         inputs, outputs = (tuple(tensors[name] for name in names) for names in (graph.inputs, graph.outputs))
         return Inspection(inputs, outputs, tuple(layers))

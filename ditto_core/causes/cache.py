@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ditto_core.causes.confidence import confidence
-from ditto_core.causes.evidence import Evidence, slope
+from ditto_core.causes.evidence import Evidence, rel_l2, slope
 from ditto_core.causes.kinds import Kind
 from ditto_core.causes.mutants.base import CASTS
 from ditto_core.compare.blame import Cause
@@ -89,12 +89,12 @@ def nearest(part: torch.Tensor, past: torch.Tensor, row: int) -> int:
 
 
 def repeated(evidence: Evidence) -> Cause | None:
-    """The new token's entry repeats the last cached one."""
+    """The new token's entry repeats the last cached one, and should not: two tokens of one id may have one value."""
     past = before(evidence)
     if past is None or evidence.actual.shape[2] != past.shape[2] + 1:
         return None
-    new, last = evidence.actual[:, :, -1], past[:, :, -1]
-    if float((new - last).norm()) > 1e-5 * float(last.norm()):
+    new, last, wanted = evidence.actual[:, :, -1], past[:, :, -1], evidence.expected[:, :, -1]
+    if float((new - last).norm()) > 1e-5 * float(last.norm()) or rel_l2(new, wanted) <= evidence.bound:
         return None
     line = "the new token's entry repeats the last cached one"
     return evidence.cause("stale KV cache", SURE, [line], "run the same prompt cold, warm and without a cache")

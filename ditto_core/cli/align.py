@@ -50,7 +50,8 @@ def command(
     from ditto_core.cli.model_argument import read_model
     from ditto_core.model.loading import load_lean
 
-    check_kept({"--map": map_file, "--json": json_file}, {"file": file, "model": Path(model)})
+    read = {"file": file, "model": Path(model) if Path(model).is_file() else None}
+    check_kept({"--map": map_file, "--json": json_file}, read)
     if Path(model).suffix == ".onnx":
         if map_file is not None:
             raise UsageError(f"--map is of a model's sites, {model} has none: --json writes the pairs of two files")

@@ -4,18 +4,20 @@ site is to blame."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ditto_core.cli.engine_options import Backend, BuildOption, CacheDir, Dtype, Profile, settings
+from ditto_core.cli.model_argument import engine_folder
 from ditto_core.cli.results import Json, check_kept
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:
     from ditto_core.engines.workspace import Workspace
+    from ditto_core.pair.answers import Explained, Lost
     from ditto_core.pair.pair import Pair
 
 
@@ -34,25 +36,14 @@ def command(
     cache_dir: CacheDir = None,
 ) -> None:
     """Count which sites explain lost answers. Those that only the reference got right are replayed."""
-    from ditto_core.cli import screen
-    from ditto_core.pair.answers import explain, lost_answers, read_samples, tally
+    from ditto_core.pair.answers import lost_answers, read_samples, tally
     from ditto_core.system.atomic import write_atomic
 
-    check_kept({"--json": json_file}, {"engine's samples": engine_samples, "reference's samples": reference_samples})
+    samples = {"engine's samples": engine_samples, "reference's samples": reference_samples}
+    check_kept({"--json": json_file}, {**samples, "engine": engine_folder(source)})
     lost = lost_answers(read_samples(engine_samples), read_samples(reference_samples), metric, filter)
     typer.echo(f"{len(lost)} answers lost" + (f", the first {most} are replayed" if len(lost) > most else ""))
-    if not lost:
-        return
-    workspace = screen.workspace(cache_dir)
-    pair = opened(workspace, source, settings(backend, dtype, profile, option))
-    try:
-        found = explain(
-            lost[:most],
-            lambda text: pair.generate([text], max_new_tokens=1, localize=True),
-            lambda text: typer.echo(visible(text), err=True),
-        )
-    finally:
-        pair.close()
+    found = replayed(lost[:most], source, cache_dir, settings(backend, dtype, profile, option)) if lost else []
     if json_file is not None:
         write_atomic(json_file, json.dumps([each.to_json() for each in found], indent=1) + "\n")
     for line in tally(found):
@@ -61,17 +52,33 @@ def command(
         raise typer.Exit(1)
 
 
+def replayed(lost: Sequence[Lost], source: str, cache_dir: str | None, built: Mapping[str, Any]) -> list[Explained]:
+    """Replay lost answers on the engine beside its model."""
+    from ditto_core.cli import screen
+    from ditto_core.pair.answers import explain
+
+    pair = opened(screen.workspace(cache_dir), source, built)
+    try:
+        return explain(
+            lost,
+            lambda text: pair.generate([text], max_new_tokens=1, localize=True),
+            lambda text: typer.echo(visible(text), err=True),
+        )
+    finally:
+        pair.close()
+
+
 def opened(workspace: Workspace, source: str, built: Mapping[str, Any]) -> Pair:
     """Return the engine in a directory beside its model, or one of the model that shows every site."""
     from ditto_core.cli.model_argument import read_model
-    from ditto_core.engines.engine import MANIFEST_FILE, Engine
+    from ditto_core.engines.engine import Engine
     from ditto_core.localize import EVERYTHING
     from ditto_core.pair.pair import Pair
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import EngineSpec
 
     options = PairOptions(observer=False)
-    if (Path(source) / MANIFEST_FILE).is_file():
-        engine = Engine.load(Path(source))
+    if folder := engine_folder(source):
+        engine = Engine.load(folder)
         return Pair(workspace, engine.spec, options, engine=engine)
     return Pair(workspace, EngineSpec.of(read_model(source), outputs=EVERYTHING, **built), options)

@@ -9,7 +9,7 @@ import typer
 
 from ditto_core.cli import gate_options as shared
 from ditto_core.cli.engine_options import BuildOption, Profile
-from ditto_core.cli.results import writable
+from ditto_core.cli.results import check_kept, writable
 
 
 def command(
@@ -46,7 +46,9 @@ def command(
     from ditto_core.engines.workers import executor_of
     from ditto_core.gates.calibration import Calibration, calibrate_suite
 
-    gate, execute = shared.settings_of(context).gate(), executor_of(jobs, cluster)
+    settings = shared.settings_of(context)
+    check_kept({"--output": output}, {"suite": settings.suite})
+    gate, execute = settings.gate(), executor_of(jobs, cluster)
     # A file that cannot be merged with is said before the run, not after it.
     known = load_tolerance(output) if output.exists() else None
     workspace = screen.workspace(cache_dir)

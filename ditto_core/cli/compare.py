@@ -67,8 +67,10 @@ def command(
 
     check_kept(
         {"--json": json_file, "--calibrate": calibrate},
-        {"engine's dump": actual, "reference's dump": expected, "name map": name_map},
+        {"engine's dump": actual, "reference's dump": expected, "name map": name_map}
+        | {"ETRecord": etrecord, "debug buffer": debug_buffer},
     )
+    check_kept({"--json": json_file}, {"file of tolerances": tolerances})
     if ".onnx" in (actual.suffix, expected.suffix):
         compare_files(actual, expected, json_file, context)
         return

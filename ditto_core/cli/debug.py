@@ -34,7 +34,7 @@ def reduce(
     from ditto_core.graphs.graph import Graph
 
     sources = {"model": model, "reference": good.reference, "inputs": good.inputs, "expected": expected}
-    shared.check_output(output, iter_artifact, **sources)
+    shared.check_output(output, judgement.json_file, iter_artifact, **sources)
     feed = good.feed(Graph.load(model))
     options = ReduceOptions(model, feed, good.values(expected), good.engine, good.tolerance)
     with judgement.screen(f"reducing {model.name}") as screen:
@@ -71,7 +71,8 @@ def precision(
     from ditto_core.engines.workspace import Workspace
     from ditto_core.graphs.graph import Graph
 
-    shared.check_output(output, iter_artifact, model=model, reference=good.reference, inputs=good.inputs)
+    json_file = judgement.json_file or output.with_suffix(".json")
+    shared.check_output(output, json_file, iter_artifact, model=model, reference=good.reference, inputs=good.inputs)
     feed = good.feed(Graph.load(model))
     if not feed:
         raise UsageError("give --inputs FILE: operators are ranked, and judged, on real data")
@@ -82,7 +83,7 @@ def precision(
     with judgement.screen(f"searching {model.name}") as screen, kept_open(run):
         elsewhere = Elsewhere(run, Workspace(say=screen.say)) if cluster or jobs > 1 else None
         found = find_precision(options, iteration, output, screen.say, elsewhere)
-    judgement.write(found.to_json(), output.with_suffix(".json"))
+    shared.write_json(json_file, found.to_json())
     typer.echo(found.summary(keep))
     typer.echo(str(found.output))
 

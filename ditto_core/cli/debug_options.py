@@ -173,9 +173,9 @@ class Judgement:
         """Return where the search says things."""
         return Screen(title, spins=not self.interactive)
 
-    def write(self, data: dict[str, Any], path: Path | None = None) -> None:
-        """Write a result where the user wants it, else to ``path``."""
-        write_json(self.json_file or path, data)
+    def write(self, data: dict[str, Any]) -> None:
+        """Write a result where the user wants it."""
+        write_json(self.json_file, data)
 
 
 @dataclass(frozen=True)
@@ -232,9 +232,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def check_output(output: Path, iter_artifact: Path, **sources: Path | None) -> None:
-    """Raise :class:`UsageError` where the result would be written over a file that it is made of."""
-    check_kept({"--output": output}, sources)
+def check_output(output: Path, json_file: Path | None, iter_artifact: Path, **sources: Path | None) -> None:
+    """Raise :class:`UsageError` where a result would be written over a file that it is made of."""
+    check_kept({"--output": output, "--json": json_file}, sources)
     if output.absolute() == iter_artifact.absolute():
         raise UsageError(f"--output {output} is the --iter-artifact, which is removed in the end: name another file")
 

@@ -20,7 +20,8 @@ from ditto_core.cli.engine_options import (
     parse_ids,
     settings,
 )
-from ditto_core.cli.results import Json
+from ditto_core.cli.model_argument import engine_folder
+from ditto_core.cli.results import Json, check_kept
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
 
@@ -52,20 +53,21 @@ def command(
     from ditto_core.cli import screen
     from ditto_core.cli.model_argument import read_model
     from ditto_core.compare.text import headline
-    from ditto_core.engines.engine import MANIFEST_FILE
     from ditto_core.localize import EVERYTHING
     from ditto_core.pair.localizing import required
     from ditto_core.report.localization import localization_text
     from ditto_core.spec import EngineSpec
 
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
+    folder = engine_folder(source)
+    check_kept({"--json": json_file}, {"engine": folder})
     workspace = screen.workspace(cache_dir)
-    if (Path(source) / MANIFEST_FILE).is_file():
+    if folder:
         if fp32 or operators or profile or option:
             raise UsageError(
                 "--fp32, --operators, --profile and --option build an engine: give the model in place of the directory"
             )
-        comparison = localize_engine(workspace, Path(source), prompts, max_output_len)
+        comparison = localize_engine(workspace, folder, prompts, max_output_len)
     else:
         built = settings(backend, dtype, profile, option, attention)
         spec = EngineSpec.of(read_model(source), outputs=EVERYTHING, **built)

@@ -29,6 +29,13 @@ def read_model(text: str) -> ModelSource:
     return ModelSource.of(factory)
 
 
+def engine_folder(text: str) -> Path | None:
+    """Return the directory of a built engine, where the text names one."""
+    from ditto_core.engines.engine import MANIFEST_FILE
+
+    return Path(text) if (Path(text) / MANIFEST_FILE).is_file() else None
+
+
 def imported(where: str) -> ModuleType:
     """Import a file or a module, as a script in the working directory could. Raises :class:`ModelError`."""
     path = Path(where)

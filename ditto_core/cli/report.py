@@ -45,12 +45,13 @@ def command(
 ) -> None:
     """Show a comparison that was made before. Without an option, as a table."""
     from ditto_core.compare.table import ROWS, table
-    from ditto_core.report.source import open_comparison
+    from ditto_core.report.source import comparison_file, open_comparison, traces_of
 
     check_kept(
         {"--html": html, "--markdown": markdown, "--junit": junit, "--figure": figure, "--overlay": overlay}
         | {"--onnx": onnx, "--json": json, "--history": history},
-        {"comparison": source, "earlier comparison": against, "model": model},
+        {"comparison": comparison_file(source), "model": model, **traces_of(source)}
+        | {"earlier comparison": comparison_file(against) if against else None},
     )
     wanted = {"html": html, "markdown": markdown, "junit": junit, "figure": figure, "json": json}
     if against is not None:

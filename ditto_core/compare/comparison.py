@@ -14,9 +14,9 @@ class Comparison(ComparisonData):
     """Everything that a lockstep run found. True when every site is within its tolerance, explained, or healed.
 
     Iterating yields :class:`SiteResult`, worst margin first. ``missing`` maps sites that could not be compared to the
-    reason. ``taps`` tells where each site lives; ``notes`` are lines for people; ``localization`` is what each site
-    adds by itself, where that was measured; ``repros`` maps sites to the folders of the repros that were saved.
-    ``receipt`` tells what produced it all.
+    reason, and ``steps`` to what says which steps only one side has. ``taps`` tells where each site lives; ``notes``
+    are lines for people; ``localization`` is what each site adds by itself, where that was measured; ``repros`` maps
+    sites to the folders of the repros that were saved. ``receipt`` tells what produced it all.
     """
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.compare.blame import Localization
 from ditto_core.compare.judging import judge, judge_logits
 from ditto_core.compare.result import (
+    STEPS,
     ObserverEffect,
     SiteResult,
     TokenResult,
@@ -167,14 +168,14 @@ class ComparisonData:
             aliases = self.tap_of[site].aliases if site in self.tap_of else ()
             return selector is None or any(matches(selector, name) for name in (site, *aliases))
 
-        known = [*self.sites, *self.missing]
+        known = [*self.sites, *(site for site in self.missing if site != STEPS)]
         if selector is not None and known and not any(map(chosen, known)):
             raise SelectorError(no_match(selector, known))
         logits = self.logits if any(map(chosen, self.logits_names)) else ()
         return replace(
             self,
             results=tuple(r for r in self.results if step in (None, r.step) and chosen(r.site)),
-            missing={site: why for site, why in self.missing.items() if chosen(site)},
+            missing={site: why for site, why in self.missing.items() if site == STEPS or chosen(site)},
             logits=tuple(m for m in logits if step in (None, m.step)),
         )
 

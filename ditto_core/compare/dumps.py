@@ -37,6 +37,11 @@ class StepMatch:
     only_actual: tuple[str, ...]
     only_expected: tuple[str, ...]
 
+    @property
+    def alone(self) -> bool:
+        """Tell whether one side alone has tensors in the step."""
+        return not self.matched and bool(self.only_actual) != bool(self.only_expected)
+
 
 @dataclass(frozen=True)
 class DumpPairs:
@@ -55,8 +60,9 @@ class DumpPairs:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know before reading the result."""
-        ignored = filter(None, map(self._ignored, (self.actual, self.expected)))
-        return (*self.actual.notes, *self.expected.notes, *ignored)
+        dumps = (self.actual, self.expected)
+        counted = [f"{dump.path} numbers its steps from {dump.first}: here it is 0" for dump in dumps if dump.first]
+        return (*self.actual.notes, *self.expected.notes, *counted, *filter(None, map(self._ignored, dumps)))
 
     def _ignored(self, dump: Dump) -> str:
         found = [name for name in dump.names(0) if self.name_map.ignores(name)] if dump.steps else []
@@ -93,8 +99,8 @@ class DumpPairs:
 
     def pairs(self) -> Iterator[DumpedPair]:
         """Yield every pair of every common step; two tensors are in memory at a time."""
-        for step in range(min(self.steps)):
-            yield from self._step_pairs(self.match(step))
+        for match in self.matches():
+            yield from self._step_pairs(match)
 
     def pair(self, step: int, name: str) -> DumpedPair:
         """Return one pair that :meth:`match` lists."""
@@ -102,15 +108,24 @@ class DumpPairs:
         return next(self._step_pairs(replace(match, matched={name: match.matched[name]})))
 
     def only_actual(self) -> list[tuple[int, str]]:
-        """Return step and name of every tensor that only ``actual`` has."""
-        return [(step, name) for step in range(min(self.steps)) for name in self.match(step).only_actual]
+        """Return step and name of every tensor that only ``actual`` has, of the steps that both have."""
+        return [(match.step, name) for match in self.matches() if not match.alone for name in match.only_actual]
 
     def only_expected(self) -> list[tuple[int, str]]:
-        """Return step and name of every tensor that only ``expected`` has."""
-        return [(step, name) for step in range(min(self.steps)) for name in self.match(step).only_expected]
+        """Return step and name of every tensor that only ``expected`` has, of the steps that both have."""
+        return [(match.step, name) for match in self.matches() if not match.alone for name in match.only_expected]
+
+    def lost_steps(self) -> tuple[list[int], list[int]]:
+        """Return the steps of which ``actual`` has no tensor and ``expected`` has some, and the other way round."""
+        alone = [match for match in self.matches() if match.alone]
+        return [m.step for m in alone if m.only_expected], [m.step for m in alone if m.only_actual]
+
+    def matches(self) -> Iterator[StepMatch]:
+        """Yield the names of each step, as far as both sides go."""
+        return map(self.match, range(min(self.steps)))
 
     def _step_pairs(self, match: StepMatch) -> Iterator[DumpedPair]:
-        padding = self.name_map.padding
+        padding = self.name_map.padding if match.matched else None
         real = padding.real((self.actual, self.expected), match.step) if padding else None
         for name, (ours, theirs) in match.matched.items():
             actual = ours.take(self.actual.load(match.step, ours.source))
@@ -195,15 +210,29 @@ def compare_dumps(
     sides = (actual, expected)
     check_options(sides, options)
     ours, theirs = run_and_record(sides, options) or tuple(opened(side, options) for side in sides)
-    pairs = DumpPairs(ours, theirs, NameMap.of(name_map))
+    pairs = DumpPairs(*by_number(ours, theirs), NameMap.of(name_map))
     if not min(pairs.steps):
         empty = pairs.actual if not pairs.actual.steps else pairs.expected
         raise TraceError(f"{empty.path} holds no steps: there is nothing to compare")
     check_rules(pairs.name_map, (pairs.actual, pairs.expected))
-    match = pairs.match(0)
+    match = next((match for match in pairs.matches() if not match.alone), pairs.match(0))
     if not match.matched:
         raise TraceError(no_match(pairs, match))
     return pairs
+
+
+def by_number(ours: Dump, theirs: Dump) -> tuple[Dump, Dump]:
+    """Put steps beside each other to which one tool gave one number; where they share none, each counts from its first.
+
+    What stands before the later one's first step is empty there.
+    """
+    dumps = (ours, theirs)
+    first, last = min(d.first for d in dumps), min(d.first + d.steps for d in dumps)
+    if ours.info.get("layout") != theirs.info.get("layout") or last <= max(d.first for d in dumps):
+        return dumps
+    return replace(ours, first=first, openers=[*[dict] * (ours.first - first), *ours.openers]), replace(
+        theirs, first=first, openers=[*[dict] * (theirs.first - first), *theirs.openers]
+    )
 
 
 def run_and_record(sides: Sequence[Dump | Path | str], options: Mapping[str, Any]) -> tuple[Dump, Dump] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -55,13 +55,16 @@ def judge(
     usual = usual_floors(r for r in results if r.floor is not None and tolerance.usable(r.floor))
     reasons = unusable_floors(results, tolerance, engine.dtype)
 
+    def meant(r: SiteResult) -> tuple[str, ...]:
+        sites = names.get(r.site) or output_names(r.site, taps)
+        return (*sites, outputs[r.site]) if r.final and r.site in outputs else sites
+
     def verdict(r: SiteResult) -> Verdict:
         if r.tied:
             return Verdict(INCONCLUSIVE, "rel_l2", r.metrics.rel_l2, math.inf, r.tied)
         known = () if r.floor is None else (r.floor, usual.get((r.site, r.step > 0), 0.0))
-        sites = names.get(r.site) or output_names(r.site, taps)
         return tolerance.judge(
-            (*sites, outputs[r.site]) if r.final and r.site in outputs else sites,
+            meant(r),
             r.step,
             r.metrics,
             r.dtype or engine.judged_as,
@@ -74,7 +77,9 @@ def judge(
         )
 
     judged = [replace(r, verdict=verdict(r)) for r in results]
-    return tuple(mark_healed(judged, names, one_engine=one_engine))
+    if one_engine:
+        return tuple(mark_healed(judged, names, lambda result: True))
+    return tuple(mark_healed(judged, names, lambda r: may_be_rounding(r) and not tolerance.rules_for(meant(r), r.step)))
 
 
 def judge_logits(
@@ -187,12 +192,13 @@ def usual_floors(results: Iterable[SiteResult]) -> Mapping[tuple[str, bool], flo
 
 
 def mark_healed(
-    results: Iterable[SiteResult], names: Mapping[str, tuple[str, ...]], *, one_engine: bool = False
+    results: Iterable[SiteResult], names: Mapping[str, tuple[str, ...]], may: Callable[[SiteResult], bool]
 ) -> Iterator[SiteResult]:
     """Mark a diverged site as healed when an enclosing module's output, computed later in the same step, is within.
 
-    An output that a kernel property explains is off too, so it heals nothing. Only what may be rounding heals: a tensor
-    that is another one altogether is wrong, though these inputs may not let it matter (a softmax over one key).
+    An output that a kernel property explains is off too, so it heals nothing. Only what ``may`` heals does: a tensor
+    that is another one altogether is wrong, though these inputs may not let it matter (a softmax over one key), and
+    a user's bound is meant.
     ``model.layers.0.self_attn:q_rope`` heals when ``model.layers.0.self_attn`` or ``model.layers.0`` passes.
     """
     results = list(results)
@@ -204,7 +210,7 @@ def mark_healed(
         later = (known.get((result.step, path)) for path in enclosing(result.site))
         fine = any(o and o.order > result.order and o.verdict.status == WITHIN for o in later)
         healed = not result.verdict.ok and fine and not result.final and result.verdict.metric != NONFINITE
-        yield replace(result, healed=healed and (one_engine or may_be_rounding(result)))
+        yield replace(result, healed=healed and may(result))
 
 
 def may_be_rounding(result: SiteResult) -> bool:

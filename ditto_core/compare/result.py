@@ -11,6 +11,9 @@ from ditto_core.compare.row_error import RowError
 from ditto_core.compare.tokens import matching_prefix
 from ditto_core.compare.verdict import Verdict
 
+STEPS = "steps"
+"""Under what name a comparison says which steps only one side has, among the sites that are missing."""
+
 NUMBERS = ("floor", "element", "conditioning")
 """Fields of a result that are a number or None."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.judging import RANDOM
+from ditto_core.compare.result import STEPS
 
 if TYPE_CHECKING:
     from ditto_core.compare._record import Metrics
@@ -57,9 +58,7 @@ def no_verdict(comparison: ComparisonData) -> str:
         output = comparison.unjudged_outputs[0]
         return f"the output {output.site}, step {output.step}, could not be judged: {output.verdict}"
     if comparison.missing:
-        site, reason = next(iter(comparison.missing.items()))
-        known = {*comparison.missing, *comparison.sites}  # a site may be missing at one step alone
-        return f"{len(comparison.missing)} of {len(known)} sites could not be compared: {site}: {reason}"
+        return not_compared(comparison)
     if not len(comparison):
         return "nothing was compared: the engine has no outputs in common with its reference"
     if not comparison.measured:
@@ -67,6 +66,15 @@ def no_verdict(comparison: ComparisonData) -> str:
     if not comparison.decided:
         return f"nothing was judged: {comparison.inconclusive[0].verdict.rule}"
     return ""
+
+
+def not_compared(comparison: ComparisonData) -> str:
+    """Return how many sites could not be compared, with the reason of the first, and which steps."""
+    sites = {site: why for site, why in comparison.missing.items() if site != STEPS}
+    known = {*sites, *comparison.sites}  # a site may be missing at one step alone
+    first = (f"{len(sites)} of {len(known)} sites could not be compared: {site}: {why}" for site, why in sites.items())
+    steps = comparison.missing.get(STEPS)
+    return "; ".join(filter(None, (next(first, ""), steps and f"not all steps could be compared: {steps}")))
 
 
 def agreement(comparison: ComparisonData) -> str:
@@ -189,11 +197,10 @@ def observer_effect(comparison: ComparisonData) -> str:
 
 
 def missing(comparison: ComparisonData) -> str:
-    """Return how many sites were not compared, when the headline speaks of something else, or not judged."""
+    """Return what was not compared, when the headline speaks of something else, and how many sites were not judged."""
     lines = [unjudged(comparison), *(note for note in comparison.notes if note.startswith(NOT_SHOWN))]
     if comparison.missing and comparison.first_bad is not None:
-        site, reason = next(iter(comparison.missing.items()))
-        lines.append(f"not compared: {len(comparison.missing)} sites, {site}: {reason}")
+        lines.append(not_compared(comparison))
     return "; ".join(filter(None, lines))
 
 

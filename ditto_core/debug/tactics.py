@@ -100,7 +100,7 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
 def read_build(path: Path) -> dict[str, Any] | None:
     """Read our own file of tactics, or the inspector's ``{"Layers": [...]}``; None for other JSON."""
     try:
-        data = parse_json(read_text(path))
+        data = parse_json(read_text(path), last=True)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if isinstance(data, dict) and set(KINDS) <= set(data):

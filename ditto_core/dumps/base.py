@@ -39,12 +39,12 @@ class Lazy(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def once(path: Path, items: Iterable[tuple[str, Held]], note: str = "") -> dict[str, Held]:
+def once(path: Path, items: Iterable[tuple[str, Held]], note: str = "", what: str = "tensors") -> dict[str, Held]:
     """Return named things as a mapping. Raises :class:`TraceError` when two have one name: either may be meant."""
     found: dict[str, Held] = {}
     for name, item in items:
         if name in found:
-            raise TraceError(f"{path} holds two tensors that are named {name!r}{note}")
+            raise TraceError(f"{path} holds two {what} that are named {name!r}{note}")
         found[name] = item
     return found
 
@@ -53,9 +53,10 @@ def once(path: Path, items: Iterable[tuple[str, Held]], note: str = "") -> dict[
 class Dump:
     """An opened dump.
 
-    ``format`` is the name of its format, ``openers`` opens each step, ``info`` holds facts for reports (rank, runner,
-    dtype), ``notes`` what the user has to know (other ranks, entries that are no tensors). ``taps`` and ``kernels`` are
-    what a trace of this library knows of its session.
+    ``format`` is the name of its format, ``openers`` opens each step (one that is missing has no tensors), ``info``
+    holds facts for reports (rank, runner, dtype), ``notes`` what the user has to know (other ranks, entries that are no
+    tensors). ``taps`` and ``kernels`` are what a trace of this library knows of its session, ``complete``
+    tells whether its run came to its end, ``first`` is the number that its tool gave step 0.
     """
 
     path: Path
@@ -65,6 +66,8 @@ class Dump:
     notes: tuple[str, ...] = ()
     taps: tuple[Tap, ...] = ()
     kernels: tuple[KernelProperty, ...] = ()
+    complete: bool = True
+    first: int = 0
     _open: tuple[int, Tensors] | None = None
 
     @property
@@ -108,6 +111,12 @@ def natural(text: str) -> list[tuple[int, int | str]]:
     """Sort key under which ``layers.2`` comes before ``layers.10``."""
     parts = filter(None, re.split(r"(\d+)", text))
     return [(0, int(part)) if re.fullmatch("[0-9]{1,18}", part) else (1, part) for part in parts]
+
+
+def check_steps(folder: Path, numbers: Sequence[int]) -> None:
+    """Raise :class:`TraceError` when a number of a folder's steps is missing or there twice."""
+    if [*numbers] != [*range(len(numbers))]:
+        raise TraceError(f"{folder} holds steps {[*numbers]}, expected 0 to {len(numbers) - 1}, each once")
 
 
 def starts_with(path: Path, magic: bytes, offset: int = 0) -> bool:

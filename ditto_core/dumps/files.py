@@ -9,7 +9,7 @@ import errno
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, natural, once, starts_with
+from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, check_steps, natural, once, starts_with
 from ditto_core.errors import TraceError
 from ditto_core.system.files import reading, regular
 from ditto_core.trace import mapped
@@ -179,15 +179,13 @@ def open_steps(folder: Path) -> Dump:
     number is missing or there twice.
     """
     files = step_files(folder)
-    numbers = [int(_STEP.fullmatch(p.name)[1]) for p in files]  # type: ignore[index]
-    if numbers != list(range(len(numbers))):
-        raise TraceError(f"{folder} holds steps {numbers}, expected 0 to {len(numbers) - 1}, each once")
+    check_steps(folder, [int(_STEP.fullmatch(p.name)[1]) for p in files])  # type: ignore[index]
     return Dump(folder, "steps", [partial(OPENERS[p.suffix[1:]], p) for p in files], notes=left_out(folder, {*files}))
 
 
-def left_out(folder: Path, read: set[Path]) -> tuple[str, ...]:
+def left_out(folder: Path, read: set[Path], suffixes: Collection[str] = OPENERS.keys()) -> tuple[str, ...]:
     """Note the files of tensors in a folder that are not among those that are ``read``."""
-    others = sorted(p.name for p in folder.iterdir() if p not in read and p.suffix.removeprefix(".") in OPENERS)
+    others = sorted(p.name for p in folder.iterdir() if p not in read and p.suffix.removeprefix(".") in suffixes)
     return (f"{folder} holds other files, which are not read: {', '.join(others)}",) if others else ()
 
 

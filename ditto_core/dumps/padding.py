@@ -55,7 +55,8 @@ class Padding:
     def real(self, dumps: tuple[Dump, ...], step: int) -> torch.Tensor:
         """Return the new positions of a step that are real: bool [batch, length].
 
-        Raises :class:`TraceError` when no dump has the tensor that is named, or a mask has other dimensions.
+        Raises :class:`TraceError` when no dump has the tensor that is named, two have different ones, or a mask has
+        other dimensions.
         """
         if self.mask:
             total = find_mask(dumps, step, self.mask)
@@ -90,12 +91,17 @@ def whole_numbers(values: Any, what: str) -> tuple[int, ...]:
 
 
 def find(dumps: tuple[Dump, ...], step: int, name: str) -> torch.Tensor:
-    """Return a tensor from the first dump that has it."""
-    for dump in dumps:
-        if name in dump.names(step):
-            return dump.load(step, name)
-    known = [n for dump in dumps for n in dump.names(step)]
-    raise TraceError(f"name map: neither dump has the tensor {name!r} in step {step}{nearest(name, known)}")
+    """Return a tensor from the first dump that has it.
+
+    Raises :class:`TraceError` where none has it, or both have it with other numbers: what one hides the other shows.
+    """
+    held = [dump.load(step, name) for dump in dumps if name in dump.names(step)]
+    if not held:
+        known = [n for dump in dumps for n in dump.names(step)]
+        raise TraceError(f"name map: neither dump has the tensor {name!r} in step {step}{nearest(name, known)}")
+    if any(held[0].shape == other.shape and bool((held[0] != other).any()) for other in held[1:]):
+        raise TraceError(f"name map: {name!r} tells of other padding in the one dump than in the other, step {step}")
+    return held[0]
 
 
 def find_mask(dumps: tuple[Dump, ...], step: int, name: str) -> torch.Tensor:

@@ -19,8 +19,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from ditto_core.dumps.base import Dump, Format, Lazy, Tensors
-from ditto_core.dumps.files import from_numpy, load_pt, with_numbers
+from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, check_steps, once
+from ditto_core.dumps.files import from_numpy, left_out, load_pt, with_numbers
 from ditto_core.errors import TraceError, UsageError
 from ditto_core.system.files import parse_json, read_text, reading, replacing
 
@@ -44,17 +44,19 @@ def open_polygraphy(path: Path, runner: str | None = None) -> Dump:
     """Open saved outputs or inputs. ``runner`` names one of several runners, by its name or the beginning of it.
 
     Raises :class:`UsageError` when there are several and none is named, :class:`TraceError` when it is neither
-    outputs nor inputs.
+    outputs nor inputs, when a name is in it twice, and when an iteration of a folder is missing or there twice.
     """
     files = iteration_files(path)
     if files:
+        check_steps(path, [int(file.stem) for file in files])
         first, name = only_iteration(files[0], runner)
         rest = [partial(open_iteration, file, runner) for file in files[1:]]
         openers = [partial(open_arrays, files[0], first), *rest]
     else:
         iterations, name = parse(path, runner)
         openers = [partial(open_arrays, path, iteration) for iteration in iterations]
-    return Dump(path, "polygraphy", openers, {"runner": name} if name else {"content": "inputs"})
+    notes = left_out(path, {*files}, ("json",)) if files else ()
+    return Dump(path, "polygraphy", openers, {"runner": name} if name else {"content": "inputs"}, notes)
 
 
 def open_iteration(path: Path, runner: str | None) -> Tensors:
@@ -83,7 +85,7 @@ def parse(path: Path, runner: str | None) -> tuple[list[Mapping[str, Any]], str]
             raise TraceError(
                 f"{path} is JSON but neither outputs nor inputs saved by Polygraphy, nor outputs of trtexec"
             )
-        runs = {str(name): iterations for name, iterations in data["lst"]}
+        runs = once(path, ((str(name), iterations) for name, iterations in data["lst"]), what="runners")
         name = choose(path, list(runs), runner)
         return [{n: lazy["values"] for n, lazy in it["outputs"].items()} for it in runs[name]], name
 

@@ -22,7 +22,8 @@ def open_trace(path: Path) -> Dump:
     info = {"session": trace.info.label, "dtype": trace.info.judged_as}
     notes = () if trace.manifest.complete else (f"{path} is incomplete: its run ended after {trace.steps} whole steps",)
     steps = [partial(open_step, trace, i) for i in range(trace.steps)]
-    return Dump(path, "trace", steps, info, notes, taps=trace.taps, kernels=trace.info.kernels)
+    complete = trace.manifest.complete
+    return Dump(path, "trace", steps, info, notes, taps=trace.taps, kernels=trace.info.kernels, complete=complete)
 
 
 def open_step(trace: Trace, index: int) -> Tensors:

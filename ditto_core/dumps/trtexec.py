@@ -5,7 +5,6 @@ Numbers have six digits and no dtype: they are read as float32, whole numbers be
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 from ditto_core.dumps.base import Dump, Format, Lazy, Tensors, once
 from ditto_core.errors import TraceError
-from ditto_core.system.files import reading
+from ditto_core.system.files import parse_json, reading
 
 _START = re.compile(r'\s*\[\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"dimensions"\s*:\s*"')
 _NOT_JSON = re.compile(r"(?<=[\s\[,])(-?)(nan|inf)(?=[\s\],])")
@@ -43,7 +42,7 @@ def outputs(path: Path) -> Tensors:
         text = _NOT_JSON.sub(
             lambda found: "NaN" if found[2] == "nan" else f"{found[1]}Infinity", path.read_text("utf-8")
         )
-        found = once(path, ((item["name"], item) for item in json.loads(text)))
+        found = once(path, ((item["name"], item) for item in parse_json(text)))
     return Lazy(list(found), lambda name: tensor_of(path, name, found[name]))
 
 

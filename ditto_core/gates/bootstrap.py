@@ -42,7 +42,7 @@ def ratio_interval(
     """
     x, w = (by_cluster(np.asarray(part, np.float64), clusters) for part in (values, weights))
     ratio = float(ratios_of(x, w))
-    if not np.isfinite(x).all():
+    if not (np.isfinite(x).all() and np.isfinite(w).all()):
         return Interval(ratio, float("nan"), float("nan"))
     error = float(standard_error(x, w))
     if error == 0:

@@ -116,7 +116,8 @@ class GateResult:
         if self.failures:
             return f"{head}: FAILED, {describe(self.failures[0])}"
         if self.unsettled:
-            return f"{head}: UNDECIDED, {describe(self.unsettled[0])}: too few samples to exclude twice the limit"
+            first = self.unsettled[0]
+            return f"{head}: UNDECIDED, {describe(first)}: too few {first.evidence} to exclude twice the limit"
         if self.undecided:
             return f"{head}: FAILED, none of its metrics has a limit"
         return f"{head}: passed, {len(self.ids)} samples"

@@ -59,6 +59,12 @@ class GateSettings:
         return self.folder / name if name else None
 
     @property
+    def suite(self) -> Path | None:
+        """The suite's file, None for one that ships with this package."""
+        name = self._suite()
+        return None if name in BUILT_IN else Path(name)
+
+    @property
     def policy(self) -> Policy:
         """The policy part."""
         limits = {name: read_limit(name, value) for name, value in self.values.get("limits", {}).items()}

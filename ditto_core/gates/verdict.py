@@ -26,7 +26,8 @@ class GateVerdict:
     Each of ``low`` and ``high`` is missed with probability alpha. It fails when the whole interval lies beyond
     ``limit`` (accuracy at a limit of 0: when the sign-flip test says p < alpha), or is not a number. ``decided`` is
     False when it does not fail and the samples are too few to pass it: the interval reaches beyond twice the limit, or
-    not even all of them being worse would be significant. ``p``: of the sign-flip test, else None. ``detail``: counts.
+    not even all of them being worse would be significant; of answers, all that the reference gets right. ``p``: of the
+    sign-flip test, else None. ``detail``: counts.
     """
 
     metric: str
@@ -45,6 +46,11 @@ class GateVerdict:
     def judged(self) -> bool:
         """Tell whether there is a bound at all."""
         return not math.isinf(self.limit)
+
+    @property
+    def evidence(self) -> str:
+        """What its test counts: an answer that the reference gets wrong cannot be lost."""
+        return "answers that the reference gets right" if self.metric == names.ACCURACY else "samples"
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for strict JSON."""
@@ -82,7 +88,8 @@ def accuracy(records: Sequence[Record], policy: Policy, dtype: str) -> GateVerdi
     interval = ratio_interval([float(a - b) for a, b in pairs], [1.0] * n, **policy.draws, clusters=groups)
     p = sign_flip([*losses.values()])
     ok = p >= policy.alpha if limit == 0 else within(interval.low, limit)
-    decided = len(losses) >= policy.least_clusters and (limit == 0 or interval.high <= REACH * limit)
+    clusters = len({r.group for r in answered if r.reference.correct})
+    decided = clusters >= policy.least_clusters and (limit == 0 or interval.high <= REACH * limit)
     test = "exact sign flip by cluster" if len(losses) < n else "exact McNemar"
     return GateVerdict(
         names.ACCURACY,
@@ -174,9 +181,11 @@ def pooled(
     weights = [float(parts[i][1]) if allowed is None else allowed[i] for i in rows]
     found = ratio_interval(values, weights, **policy.draws, clusters=groups)
     scale = math.fsum(weights) / positions
+    if not math.isfinite(scale):  # nothing is judged by a limit of infinity
+        scale = math.nan
     detail = f"{positions} positions"
     if allowed is not None:
-        detail += f"; limit from the reference's own {limits.dtype}"
+        detail += f"; limit from the reference's own {limits.dtype}" + ", which is not finite" * math.isnan(scale)
     limit = policy.limit(metric, limits.dtype) if allowed is None else scale
     # None of a kind of these quantities is negative; the studentized end can be.
     interval = Interval(found.estimate * scale, positive(found.low * scale), found.high * scale)

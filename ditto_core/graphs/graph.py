@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 from ditto_core.errors import SelectorError, UsageError, first_line, nearest
 from ditto_core.graphs.constants import constants_as_initializers, without_large_weights
 from ditto_core.graphs.files import load_weights, read_graph
-from ditto_core.graphs.nodes import Node, Segment, data_of, described, read_by
+from ditto_core.graphs.nodes import Node, Segment, data_of, described, read_by, unshare_names
 from ditto_core.graphs.outputs import axes_of
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -53,6 +53,7 @@ class Graph:
             model = read_graph(path)
             if model.functions:  # before the weights are in memory: the inliner takes no more than 2 GB
                 model = onnx.inliner.inline_local_functions(model)
+            unshare_names(model.graph)
             model = constants_as_initializers(model)
             load_weights(model, path.parent)
         except FileNotFoundError as error:
@@ -105,14 +106,22 @@ class Graph:
         return {name: tuple(indices) for name, indices in found.items()}
 
     @cached_property
-    def described(self) -> Mapping[str, Node]:
-        """What the exporter wrote about each node, by the node's name."""
-        return {found.name: found for found in (described(node, i) for i, node in enumerate(self.nodes))}
+    def written(self) -> Sequence[Node]:
+        """What the exporter wrote about each node."""
+        return [described(node, i) for i, node in enumerate(self.nodes)]
 
     @cached_property
-    def position(self) -> Mapping[str, int]:
-        """The position of each node by its name."""
-        return {name: i for i, name in enumerate(self.described)}
+    def positions(self) -> Mapping[str, Sequence[int]]:
+        """The positions of the nodes of each name: several, where they share it."""
+        found: dict[str, list[int]] = {}
+        for i, node in enumerate(self.written):
+            found.setdefault(node.name, []).append(i)
+        return found
+
+    @cached_property
+    def described(self) -> Mapping[str, Node]:
+        """What the exporter wrote about a node, by its name; a name that several share is none's."""
+        return {name: self.written[found[0]] for name, found in self.positions.items() if len(found) == 1}
 
     @cached_property
     def declared(self) -> Mapping[str, onnx.ValueInfoProto]:

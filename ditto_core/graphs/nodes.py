@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,15 @@ def described(node: onnx.NodeProto, index: int) -> Node:
         source_line(meta.get("stack_trace", "")).removesuffix(": "),
         meta.get("fx_node", "").split(":")[0].strip(" %"),
     )
+
+
+def unshare_names(graph: onnx.GraphProto) -> None:
+    """Take away the names that several nodes of a graph have: they name none, and ONNX Runtime refuses the file."""
+    count = Counter(node.name for node in graph.node)
+    for node in graph.node:
+        node.name = node.name if count[node.name] == 1 else ""
+        for inner in subgraphs(node):
+            unshare_names(inner)
 
 
 def _strings(text: str) -> list[str]:

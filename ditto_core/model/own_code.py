@@ -44,7 +44,9 @@ def code_elsewhere(directory: Path) -> Iterator[str]:
     """Yield what the configurations of a checkpoint, its tokenizer's too, name of other repositories' code."""
     for file in sorted(directory.glob("*config.json")):
         with suppress(OSError, ValueError, AttributeError):  # who reads it says what is wrong with it
-            yield from re.findall(r'"([^"]+--[^"]+)"', json.dumps(parse_json(read_text(file)).get("auto_map")))
+            yield from re.findall(
+                r'"([^"]+--[^"]+)"', json.dumps(parse_json(read_text(file), last=True).get("auto_map"))
+            )
 
 
 def model_class(source: ModelSource, config: Any) -> Any:

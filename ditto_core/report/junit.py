@@ -13,24 +13,23 @@ if TYPE_CHECKING:
 
 
 def junit(comparison: Comparison) -> str:
-    """Return JUnit XML: a site fails when any step of it does, and is skipped when it could not be compared."""
+    """Return JUnit XML: a site fails when any step of it does, and is skipped when one could not be compared."""
     comparison = comparison.shown
     by_site: dict[str, list[SiteResult]] = {site: [] for site in comparison.sites}
     for result in comparison.results:
         by_site[result.site].append(result)
-    missing = [site for site in comparison.missing if site not in by_site]
     failed = {site for site, results in by_site.items() if not all(r.ok for r in results)}
-    counts = {"tests": len(by_site) + len(missing), "failures": len(failed), "errors": 0, "skipped": len(missing)}
+    missing = [site for site in comparison.missing if site not in failed]
+    counts = {"tests": len({*by_site, *missing}), "failures": len(failed), "errors": 0, "skipped": len(missing)}
     attributes = {"name": comparison.engine.label} | {name: str(count) for name, count in counts.items()}
     root = ET.Element("testsuites")
     suite = ET.SubElement(root, "testsuite", attributes)
     properties = ET.SubElement(suite, "properties")
     for name, value in facts(comparison).items():
         ET.SubElement(properties, "property", name=f"ditto_{name}", value=value)
-    for site, results in by_site.items():
-        add_site(suite, comparison, site, results)
+    cases = {site: add_site(suite, comparison, site, results) for site, results in by_site.items()}
     for site in missing:
-        case = add_case(suite, comparison, site)
+        case = cases[site] if site in cases else add_case(suite, comparison, site)
         ET.SubElement(case, "skipped", message=comparison.missing[site])
     ET.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
@@ -50,7 +49,7 @@ def facts(comparison: Comparison) -> dict[str, str]:
     }
 
 
-def add_site(suite: ET.Element, comparison: Comparison, site: str, results: list[SiteResult]) -> None:
+def add_site(suite: ET.Element, comparison: Comparison, site: str, results: list[SiteResult]) -> ET.Element:
     """Add a site's test case, with its worst result's numbers."""
     worst = max(results, key=lambda r: (not r.ok, r.verdict.margin))
     case = add_case(suite, comparison, site)
@@ -60,6 +59,7 @@ def add_site(suite: ET.Element, comparison: Comparison, site: str, results: list
     if not worst.ok:
         failure = ET.SubElement(case, "failure", message=f"step {worst.step}: {worst.verdict}", type="Divergence")
         failure.text = "\n".join(filter(None, (f"{site}, step {worst.step}: {worst.verdict}", text.numbers(worst))))
+    return case
 
 
 def add_case(suite: ET.Element, comparison: Comparison, site: str) -> ET.Element:

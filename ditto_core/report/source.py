@@ -27,6 +27,17 @@ def open_comparison(path: Path) -> Comparison:
     return at(path.parent, comparison) if has_traces(path.parent) else comparison
 
 
+def comparison_file(path: Path) -> Path:
+    """Return the file of a comparison: the one that is named, or the one in a dump's folder."""
+    return path / COMPARISON if path.is_dir() else path
+
+
+def traces_of(path: Path) -> dict[str, Path]:
+    """Return where the traces of both sides are, beside or in the path of a comparison."""
+    folder = path if path.is_dir() else path.parent
+    return {f"{side}'s trace": folder / side for side in SIDES} if has_traces(folder) else {}
+
+
 def open_comparisons(path: Path, *, named: bool = False) -> dict[str, Comparison]:
     """Read the comparisons of a test run by test, or one, under an empty name (``named``: its test's, if it has one).
 
@@ -50,8 +61,9 @@ def is_run(data: Any) -> bool:
 
 def from_folder(path: Path) -> Comparison:
     """Read a dump's comparison, or compare its two traces when the run did not get to its end."""
-    if (path / COMPARISON).is_file():
-        return at(path, read(path / COMPARISON)) if has_traces(path) else read(path / COMPARISON)
+    if comparison_file(path).is_file():
+        found = read(comparison_file(path))
+        return at(path, found) if has_traces(path) else found
     if has_traces(path):
         return at(path, compare_traces(path))
     if (path / "manifest.json").is_file():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,7 @@ from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.dumps import DumpedPair, DumpPairs
 from ditto_core.compare.findings import find
 from ditto_core.compare.judging import judge, unjudged
-from ditto_core.compare.result import SiteResult
+from ditto_core.compare.result import STEPS, SiteResult
 from ditto_core.compare.tolerance import EPSILON, INTEGERS, Tolerance, quantized_bounds
 from ditto_core.dumps import Dump
 from ditto_core.errors import UsageError
@@ -185,10 +185,21 @@ def one_sided(pairs: DumpPairs) -> dict[str, str]:
     for names, path in ((pairs.only_actual(), pairs.actual.path), (pairs.only_expected(), pairs.expected.path)):
         for step, name in names:
             missing.setdefault(name, f"only in {path}, step {step}")
-    ours, theirs = pairs.steps
-    if ours != theirs:
-        missing["step count"] = f"{ours} in {pairs.actual.path}, {theirs} in {pairs.expected.path}"
+    if steps := "; ".join(lost_steps(pairs)):
+        missing[STEPS] = steps
     return missing
+
+
+def lost_steps(pairs: DumpPairs) -> Iterator[str]:
+    """Yield what to say of the steps that only one side has, and of those that a run did not come to."""
+    if len({*pairs.steps}) > 1:
+        yield f"{pairs.steps[0]} in {pairs.actual.path}, {pairs.steps[1]} in {pairs.expected.path}"
+    for dump in (pairs.actual, pairs.expected):
+        if not dump.complete:
+            yield f"the run of {dump.path} ended before its last step"
+    for lost, path in zip(pairs.lost_steps(), (pairs.actual.path, pairs.expected.path), strict=True):
+        if lost:
+            yield f"{path} holds nothing of step {', '.join(map(str, lost))}"
 
 
 def recorded_inputs(names: Iterable[str]) -> list[str]:

@@ -57,12 +57,24 @@ def read_text(path: Path) -> str:
     return regular(path).read_text("utf-8")
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON from outside. Raises ``ValueError``, also for what is nested too deeply."""
+def parse_json(text: str | bytes, *, last: bool = False) -> Any:
+    """Parse JSON from outside. Raises ``ValueError``, also for what is nested too deeply, and for an object that has a
+    key twice: either value may be meant. ``last``: the last is, as in the tool whose file it is.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=None if last else distinct)
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these keys. Raises ``ValueError`` when one is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise json.JSONDecodeError(f"the key {shown(twice)} is there twice", "", 0)
+    return found
 
 
 def parse_toml(text: str) -> dict[str, Any]:

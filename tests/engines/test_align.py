@@ -143,6 +143,17 @@ def test_a_wrong_weight_is_named_at_its_operator(llama, llama_file, tmp_path):
     assert (first.node, first.site) == (node.name, site)
 
 
+def test_an_operator_whose_name_others_share_is_named_by_what_it_makes(llama, llama_file, tmp_path):
+    site = f"{MLP}.down_proj"
+    foreign_files.with_weight(llama_file, tmp_path / "m.onnx", site, lambda w: w * np.float32(1.01))
+    model = onnx.load(str(tmp_path / "m.onnx"))
+    for node in model.graph.node:
+        node.name = node.op_type
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    (first, *_) = faults(study(llama, OnnxFile(tmp_path / "m.onnx")).matching)
+    assert (first.node, first.site) == (f"making {site}", site)
+
+
 def test_two_faults_are_both_named_once_the_first_is_repaired(llama, llama_file, tmp_path):
     wrong = ("model.layers.0.self_attn.o_proj", f"{MLP}.down_proj")
     source = llama_file

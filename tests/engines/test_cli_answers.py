@@ -60,3 +60,4 @@ def test_the_wrong_weight_of_an_engine_explains_its_lost_answer(checkpoint, work
     [found] = json.loads((tmp_path / "found.json").read_text())
     assert (found["id"], found["site"]) == ("0", "model.layers.1.mlp.down_proj")
     assert answers(folder, reference, engine, *cache) == (0, "0 answers lost\n")
+    assert json.loads((tmp_path / "found.json").read_text()) == []  # no longer the answer that another run lost

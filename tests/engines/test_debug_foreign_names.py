@@ -129,3 +129,15 @@ def test_the_smallest_part_is_found_that_the_optimizer_breaks(tmp_path):
         onnxruntime.InferenceSession(str(tmp_path / "out.onnx"), options)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     onnxruntime.InferenceSession(str(tmp_path / "out.onnx"), options)
+
+
+@pytest.mark.parametrize("name", ["node", ""])
+def test_nodes_that_share_a_name_or_have_none_are_told_by_what_they_make(tmp_path, name):
+    """ONNX Runtime refuses a file whose nodes share a name; other engines take it."""
+    good = write(tmp_path / "good.onnx", layers("g", scale="v"), w=W, v=W.T)
+    nodes = layers("/net/", scale="v")
+    for node in nodes:
+        node.name = name
+    bad = write(tmp_path / "bad.onnx", nodes, w=W, v=W.T * 1.5)
+    assert reduced(bad, good) == ["/net/b"]
+    assert [Graph.load(bad).label(i) for i in range(2)] == ["MatMul:/net/a", "MatMul:/net/b"]

@@ -138,3 +138,12 @@ def test_a_step_of_several_tokens_or_without_a_past_repeats_nothing():
     assert kind_of(cache(empty)) == "stale KV cache"
     assert cache(replace(empty, past={KEYS: empty.past[KEYS][:, :, :0]})) is None
     assert cache(replace(empty, past={})) is None
+
+
+def test_a_token_that_should_repeat_the_last_one_is_no_cause_of_what_is_wrong_before_it():
+    """The same token twice, whose value in the first layer is the same; the wrong past has no name."""
+    again = tuple(T[3].tolist())
+    found = step([T], [T[[0, 2, 1, 3]]], new=again, expected_new=again)
+    assert cache(found) is None
+    other = found.expected.index_fill(2, torch.tensor(4), 9.0)
+    assert kind_of(cache(replace(found, expected=other))) == "stale KV cache"

@@ -51,6 +51,16 @@ def refused(tmp_path, monkeypatch, capsys):
     [
         ((*GATE, "--output", "folder"), "cannot write folder: Is a directory"),
         ((*GATE, "--output", "suite.jsonl/x.json"), "cannot write suite.jsonl/x.json: File exists"),
+        ((*GATE, "--output", "suite.jsonl"), "--output suite.jsonl would overwrite the suite: name another file"),
+        (
+            (*GATE, "--baseline", "five.json", "--output", "five.json"),
+            "--output five.json would overwrite the baseline",
+        ),
+        ((*CALIBRATE, "--output", "suite.jsonl"), "--output suite.jsonl would overwrite the suite: name another file"),
+        (
+            ("gate", "merge", "gate.json", "--output", "./gate.json"),
+            "would overwrite the shard gate.json: name another",
+        ),
         ((*GATE, "--baseline", "folder", "--update-baseline"), "folder: Is a directory"),
         ((*GATE, "--samples", "-1"), "the number of samples is -1, expected at least 1, or 0 for all"),
         ((*GATE, "--limit", "kl_mean=x"), "the limit of kl_mean is 'x', expected a number, or 'none' to report"),
@@ -99,6 +109,26 @@ def refused(tmp_path, monkeypatch, capsys):
             ("answers", "no/such/model", "suite.jsonl", "five.json", "--json", "five.json"),
             "--json five.json would overwrite the reference's samples: name another file",
         ),
+        (
+            ("compare", "folder", "five.json", "--json", "folder/new.json"),
+            "--json folder/new.json lies in the engine's dump: name a file outside of it",
+        ),
+        (
+            ("compare", "five.json", "folder", "--calibrate", "folder/../folder/a/rules.toml"),
+            "--calibrate folder/../folder/a/rules.toml lies in the reference's dump",
+        ),
+        (
+            ("compare", "folder", "folder", "--tolerances", "no.toml", "--json", "no.toml"),
+            "--json no.toml would overwrite the file of tolerances",
+        ),
+        (
+            ("debug", "reduce", "no.onnx", "--inputs", "five.json", "--json", "five.json"),
+            "--json five.json would overwrite the inputs",
+        ),
+        (
+            ("debug", "precision", "no.onnx", "--inputs", "five.json", "--output", "five.onnx"),
+            "--json five.json would overwrite the inputs",
+        ),
         (("localize", "no/such/model", "--json", "folder"), "cannot write folder: Is a directory"),
         (("answers", "no/such/model", "five.json", "five.json", "--json", "folder"), "cannot write folder: Is a dir"),
         (("debug", "reduce", "no.onnx", "--output", "folder"), "cannot write folder: Is a directory"),
@@ -117,6 +147,28 @@ def refused(tmp_path, monkeypatch, capsys):
 )
 def test_bad_input_is_one_line(refused, arguments, line):
     assert line in refused(*arguments)
+
+
+def test_no_result_is_written_into_a_trace_or_an_engine(refused):
+    for file in ("engine/manifest.json", "reference/manifest.json", "engine.json"):
+        Path("folder", file).parent.mkdir(exist_ok=True)
+        Path("folder", file).write_text("{}")
+    for arguments, lies in (
+        (
+            ("report", "folder", "--json", "folder/engine/manifest.json"),
+            "folder/engine/manifest.json lies in the engine's trace",
+        ),
+        (
+            ("report", "folder/x.json", "--html", "folder/reference/r.html"),
+            "folder/reference/r.html lies in the reference's trace",
+        ),
+        (("localize", "folder", "--json", "folder/engine.json"), "folder/engine.json lies in the engine"),
+        (
+            ("answers", "folder", "suite.jsonl", "suite.jsonl", "--json", "folder/a.json"),
+            "folder/a.json lies in the engine",
+        ),
+    ):
+        assert refused(*arguments).endswith(f"{lies}: name a file outside of it")
 
 
 def test_a_gate_table_with_a_value_of_the_wrong_type_names_it(refused):

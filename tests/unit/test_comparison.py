@@ -96,6 +96,13 @@ def test_filter_and_judged_keep_the_measurements():
     assert [r.metrics for r in strict.results] == [r.metrics for r in run.results]
 
 
+def test_steps_that_one_side_lacks_are_missing_of_every_part():
+    run = compared({}, missing={"steps": "2 in a, 1 in b"})
+    assert not run.filter("lm_head")
+    with pytest.raises(SelectorError, match="matches none of 6 sites"):
+        run.filter("steps")
+
+
 def test_a_part_that_no_site_belongs_to_is_refused():
     with pytest.raises(SelectorError, match=r"selector 'model.layer.\*' matches none of \d+ sites; closest: model"):
         compared({}).filter("model.layer.*")

@@ -15,6 +15,7 @@ from ditto_core.fuzz import read as read_corpus
 from ditto_core.gates import GateResult
 from ditto_core.gates.baseline import Baseline
 from ditto_core.gates.suite import load_suite
+from ditto_core.model.own_code import code_elsewhere
 from ditto_core.pair.answers import read_samples
 from ditto_core.report import history
 from ditto_core.report.source import open_comparisons
@@ -88,3 +89,18 @@ def test_a_noise_floor_that_is_nested_too_deeply_is_said_and_not_used(tmp_path):
     said = []
     assert read_floor(tmp_path / "floor.json", said.append) is None
     assert "damaged" in said[0]
+
+
+TWICE = '{"a": 1, "b": [{"c": 2, "c": 3}]}'
+
+
+@pytest.mark.parametrize("name", ["map.json", "names.json", "outputs.json", "suite.jsonl", "samples.jsonl"])
+def test_json_that_has_a_key_twice_is_refused_since_either_may_be_meant(tmp_path, name):
+    (tmp_path / name).write_text(TWICE)
+    with pytest.raises(DittoError, match="the key 'c' is there twice"):
+        READERS[name](tmp_path / name)
+
+
+def test_a_checkpoints_configuration_means_what_transformers_reads(tmp_path):
+    (tmp_path / "config.json").write_text('{"auto_map": {}, "auto_map": {"AutoConfig": "other/repo--code.Config"}}')
+    assert list(code_elsewhere(tmp_path)) == ["other/repo--code.Config"]

@@ -1,12 +1,15 @@
 """Two dumps side by side: opened ones, a trace beside another tool's file, and pairs that cannot be compared."""
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from ditto_core.compare import dumps
 from ditto_core.compare.dumps import compare_dumps, packing, problem
-from ditto_core.dumps import open_dump
+from ditto_core.dumps import Dump, open_dump
 from ditto_core.dumps.namemap import NameMap, Rule
 from ditto_core.errors import TraceError, UsageError
 from ditto_core.session import SessionInfo
@@ -66,6 +69,42 @@ def test_a_dump_without_tensors_is_called_that(tmp_path, swap):
     everything = NameMap(ignore=(Rule("{name:**}", ("{name:**}",)),))
     with pytest.raises(TraceError, match=r"x\.safetensors holds no tensors but the 1 that the name map ignores"):
         compare_dumps(sides[1], sides[1], name_map=everything)
+
+
+def test_two_traces_of_a_run_that_was_cut_short_do_not_agree(tmp_path):
+    """Both sides of a lockstep run end at the step in which the engine crashed."""
+    for side in ("engine", "reference"):
+        writer = TraceWriter(tmp_path / side, SessionInfo("e", "e", "float32"), [])
+        writer.write_step({}, {"y": X}, {})
+    pairs = compare_dumps(tmp_path / "engine", tmp_path / "reference")
+    found = compare_offline(pairs)
+    assert (bool(found), found.first_bad) == (False, None)
+    assert [*found.missing] == ["steps"]
+    assert found.missing["steps"].startswith(f"the run of {tmp_path / 'engine'} ended before its last step; the run of")
+    assert compare_offline(pairs, ignore_missing=True)
+
+
+def numbered(*steps, first=0):
+    return Dump(Path("d"), "trtllm", [partial(dict, step) for step in steps], first=first)
+
+
+def test_a_step_without_tensors_is_lost_and_its_names_are_not():
+    pairs = compare_dumps(numbered({}, {"x": X}, {"x": X}), numbered({"x": X}, {"x": X}, {}))
+    assert pairs.lost_steps() == ([0], [2])
+    assert (pairs.only_actual(), pairs.only_expected()) == ([], [])
+    assert [pair.step for pair in pairs.pairs()] == [1]
+
+
+def test_steps_of_one_tool_stand_beside_those_of_their_number_where_they_share_any():
+    late, whole = numbered({"x": X + 1}, {"x": X + 2}, first=4), [{"x": X}, {"x": X + 1}, {"x": X + 2}]
+    for swap in (False, True):
+        sides = (late, numbered(*whole, first=3))
+        pairs = compare_dumps(*(reversed(sides) if swap else sides))
+        equal = {pair.step: torch.equal(pair.actual, pair.expected) for pair in pairs.pairs()}
+        assert equal == {1: True, 2: True}
+        assert pairs.notes == ("d numbers its steps from 3: here it is 0",) * 2
+    assert [pair.step for pair in compare_dumps(late, numbered(*whole, first=6)).pairs()] == [0, 1]
+    assert [pair.step for pair in compare_dumps(late, numbered(*whole)).pairs()] == [0, 1]
 
 
 def test_tensors_without_numbers_of_their_own_cannot_be_compared():

@@ -52,3 +52,16 @@ def test_two_name_maps_in_a_dumps_folder_are_refused(folder):
     with pytest.raises(UsageError, match=r"names\.json and names\.toml, expected one: remove one"):
         open_dumped(folder, TAPS)
     assert open_dumped(folder, TAPS, {"lm_head": "logits"}).taps == TAPS[:1]
+
+
+def test_a_step_that_a_dump_lacks_is_no_step_of_a_reference(tmp_path):
+    """What follows it was replayed in its place."""
+    for step in (0, 2):
+        np.save(tmp_path / f"lm_head-step{step}.npy", np.full((1, 3, 4), step, np.float32))
+    session = open_dumped(tmp_path, TAPS)
+    session.step({}, lambda site, tensor: None)
+    with pytest.raises(TraceError, match="holds nothing of step 1"):
+        session.step({}, lambda site, tensor: None)
+    (tmp_path / "lm_head-step0.npy").unlink()
+    with pytest.raises(TraceError, match="holds nothing of step 0"):
+        open_dumped(tmp_path, TAPS)

@@ -111,6 +111,17 @@ def test_a_sample_of_nan_fails_by_sample_too():
     assert not verdict(result(found), "kl_by_sample").ok
 
 
+@pytest.mark.parametrize("own", [math.nan, math.inf])
+def test_no_engine_passes_by_a_reference_that_overflows_in_its_dtype(own):
+    """A limit of infinity would be none."""
+    found = records(57, 5.0, 0.0017)
+    found[3] = replace(found[3], floor_kl=(own,) * TOKENS)
+    verdicts = {v.metric: v for v in result(found, "float16", limits={"kl_by_sample": math.inf}).verdicts}
+    assert (verdicts["kl_mean"].ok, verdicts["kl_mean"].judged) == (False, True)
+    assert verdicts["kl_mean"].detail.endswith("from the reference's own float16, which is not finite")
+    assert not result(found, "float16")
+
+
 def test_a_float16_engine_with_eight_times_the_references_own_kl_fails():
     found = result(records(57, 2.4e-4, 3.0e-5), "float16")
     assert not found
@@ -167,6 +178,26 @@ def test_four_answers_are_undecided_and_five_are_not():
     answers = [Record(f"q{i}", Side(correct=True), Side(correct=True)) for i in range(5)]
     assert result(answers)
     assert "UNDECIDED, accuracy_drop" in result(answers[:4]).summary
+
+
+@pytest.mark.parametrize("limit", [0, 0.05])
+def test_answers_of_which_the_reference_has_too_few_right_are_undecided(limit):
+    """Nothing can be lost where the reference is wrong, whatever the engine is there."""
+    pairs = [(True, True)] * 4 + [(False, False), (True, False)] * 8
+    answers = [Record(f"q{i}", Side(correct=a), Side(correct=b)) for i, (a, b) in enumerate(pairs)]
+    found = result(answers, limits={"accuracy_drop": limit})
+    assert not found
+    assert found.summary.endswith("too few answers that the reference gets right to exclude twice the limit")
+    assert result([*answers, Record("q", Side(correct=True), Side(correct=True))], limits={"accuracy_drop": limit})
+
+
+def test_right_answers_of_few_clusters_are_few_right_answers():
+    def answers(clusters):
+        sides = [(Side(correct=True), Side(correct=i % 6 < clusters)) for i in range(24)]
+        return [Record(f"q{i}", *pair, cluster=str(i % 6)) for i, pair in enumerate(sides)]
+
+    assert result(answers(5))
+    assert "UNDECIDED, accuracy_drop" in result(answers(4)).summary
 
 
 def test_an_interval_that_reaches_beyond_twice_the_limit_is_undecided():

@@ -34,7 +34,7 @@ def project(tmp_path):
 
 def test_the_nearest_project_has_the_gate_and_its_paths_start_there(project):
     settings = project_gate(project / "tests" / "deep", "nightly")
-    assert settings.baseline == project / "base.json"
+    assert (settings.baseline, settings.suite) == (project / "base.json", project / "tiny.jsonl")
     gate = settings.gate()
     assert (len(gate.suite.samples), gate.spec.model.label, gate.spec.outputs) == (3, "llama", ())
     assert dict(gate.policy.limits) == {"kl_mean": 0.5, "accuracy_drop": math.inf}
@@ -45,7 +45,7 @@ def test_settings_on_top_win_and_tables_merge():
     base = GateSettings({"threads": 2, "limits": {"kl_mean": 0.5}})
     over = base.over(threads=None, batch=4, limits={"kl_p99": 1.0}, suite="")
     assert over.values == {"threads": 2, "batch": 4, "limits": {"kl_mean": 0.5, "kl_p99": 1.0}}
-    assert base.baseline is None
+    assert base.baseline is base.suite is None
 
 
 def test_a_model_may_be_a_folder_of_the_project_or_a_source(project):

@@ -138,6 +138,15 @@ def test_a_tensor_near_its_bound_heals_nowhere_with_a_row_that_is_far_beyond_its
     assert (found.verdict.metric, found.healed) == ("rel_l2", heals)
 
 
+def test_a_bound_of_the_users_is_meant_and_heals_nowhere():
+    """1.25 times its bound, on either metric; a rule about another site changes nothing."""
+    found = (result("a.b", order=1, error=0.05), result("a", order=2))
+    for rules in ({"a.b": 0.04}, {"**": {"metric": "rel_l2", "bound": 0.04}}):
+        assert not judged(*found, tolerance=Tolerance.of(rules))[0].healed
+    assert judged(*found, tolerance=Tolerance.of({"a": 0.04}))[0].healed
+    assert judge(found, Tolerance.of({"a.b": 0.04}), (), ENGINE, one_engine=True)[0].healed
+
+
 def test_of_two_runs_of_one_engine_whatever_is_gone_later_heals():
     """Positions that start elsewhere turn queries and keys together, and no output changes."""
     turned = [result("a.b:port", order=1, error=1.0), result("a", order=2)]

@@ -184,6 +184,19 @@ def test_a_mask_that_is_no_matrix_is_an_error(tmp_path):
         list(compare_dumps(*dumps, name_map=NameMap(padding=Padding(mask="mask"))).pairs())
 
 
+def test_two_sides_that_were_padded_differently_are_refused(tmp_path):
+    """The engine's mask hides its wrong token, which the reference's would show."""
+    wrong, hidden = HIDDEN.clone(), LEFT_MASK.clone()
+    wrong[1, 0], hidden[1, 0] = 9.0, 0
+    sides = {"engine": (wrong, hidden), "right": (HIDDEN, LEFT_MASK), "alike": (HIDDEN, hidden.bool())}
+    dumps = {name: folder(tmp_path / name, {"h": h, "mask": mask}) for name, (h, mask) in sides.items()}
+    named = NameMap(padding=Padding(mask="mask"))
+    with pytest.raises(TraceError, match="'mask' tells of other padding in the one dump than in the other, step 0"):
+        list(compare_dumps(dumps["engine"], dumps["right"], name_map=named).pairs())
+    actual, expected = result(compare_dumps(dumps["engine"], dumps["alike"], name_map=named))["h"]
+    assert actual == expected  # of one mask, as bool and as int64
+
+
 def test_packed_tokens_compare_with_a_right_padded_batch_through_lengths(tmp_path):
     tokens = torch.stack([*HIDDEN[0, :1], *HIDDEN[1]])
     a = folder(tmp_path / "a", {"h": tokens, "lengths": torch.tensor([1.0, 4.0])}, {"h": torch.zeros(2, 3)})

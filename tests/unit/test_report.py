@@ -102,6 +102,17 @@ def test_junit_is_read_by_a_junit_parser():
     assert {p.name: p.value for p in suite.properties()}["ditto_ok"] == "false"
 
 
+def test_a_site_that_is_missing_at_one_step_does_not_pass_in_junit():
+    run = passing()
+    site = run.sites[0]
+    suite = next(
+        iter(JUnitXml.fromstring(junit(replace(run, missing={site: "only in the reference, step 1"})).encode()))
+    )
+    (case,) = [case for case in suite if case.name == site]
+    assert [type(result) for result in case.result] == [Skipped]
+    assert (suite.tests, suite.skipped) == (len(run.sites), 1)
+
+
 def test_junit_holds_no_character_that_xml_forbids():
     run = replace(passing(), missing={"a\x00b": "bell \x07 and <angle> & \ud800"})
     messages = [e.get("message") for e in ET.fromstring(junit(run)).iter("skipped")]

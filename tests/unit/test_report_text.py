@@ -6,12 +6,13 @@ import re
 import pytest
 
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.result import ObserverEffect, TokenResult
+from ditto_core.compare.result import STEPS, ObserverEffect, TokenResult
 from ditto_core.compare.table import BARS, site_rows, sparkline, table
 from ditto_core.compare.text import failure_message, headline, summary_line, token_message
 from tests.unit.hand_made import ENGINE, REFERENCE, SITES, compared
 
 DOWN, BLOCK, ROPE, HEAD = "model.layers.0.mlp.down_proj", "model.layers.0", SITES[0], "lm_head"
+NOT_ALL_STEPS = "not all steps could be compared: 2 in a, 1 in b"
 INHERITED = {(0, DOWN): 0.4, (0, BLOCK): 0.04, (0, HEAD): 0.02, (0, SITES[1]): 2e-3, (1, ROPE): 0.05}
 
 
@@ -43,7 +44,7 @@ def test_the_message_has_at_most_ten_lines_whatever_is_in_it():
     assert f"  next: the taps themselves disturb this engine; tap less, for instance outputs=['{DOWN}']" in lines(
         everything
     )
-    assert "  not compared: 1 sites, x: refused" in lines(everything)
+    assert "  1 of 7 sites could not be compared: x: refused" in lines(everything)
 
 
 def test_what_is_not_finite_is_counted_and_placed():
@@ -57,6 +58,9 @@ def test_missing_sites_and_empty_comparisons_have_headlines_of_their_own():
     assert headline(run) == "1 of 7 sites could not be compared: a.b: the reference did not compute it"
     at_one_step = compared({}, missing={DOWN: "only in the reference, step 1"})
     assert headline(at_one_step) == f"1 of 6 sites could not be compared: {DOWN}: only in the reference, step 1"
+    steps = compared({}, missing={"a.b": "refused", STEPS: "2 in a, 1 in b"})
+    assert headline(steps).endswith("1 of 7 sites could not be compared: a.b: refused; " + NOT_ALL_STEPS)
+    assert headline(compared({}, missing={STEPS: "2 in a, 1 in b"})) == NOT_ALL_STEPS
     assert lines(run)[-1] == "  next: leave these sites out of outputs=, or take a reference that has them"
     empty = Comparison(ENGINE, REFERENCE, ())
     assert headline(empty) == "nothing was compared: the engine has no outputs in common with its reference"

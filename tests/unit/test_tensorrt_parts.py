@@ -3,6 +3,7 @@
 import sys
 import textwrap
 
+import onnx
 import pytest
 import torch
 
@@ -176,7 +177,7 @@ def test_an_engine_keeps_its_graph_without_weights(graph, tmp_path):
     [(["node_up", "node_act"], ["act"]), (["node_up"], ["hidden"]), (["node_down", "node_out"], ["y"]), ([], [])],
 )
 def test_the_frontier_of_a_set_of_nodes_is_what_others_use(graph, names, values):
-    assert graph.leaving([graph.position[name] for name in names]) == values
+    assert graph.leaving([place for name in names for place in graph.positions[name]]) == values
 
 
 def test_sites_find_the_layers_that_compute_them(graph):
@@ -190,6 +191,19 @@ def test_sites_find_the_layers_that_compute_them(graph):
 
 def test_unfused_tensors_are_named_where_one_possibility_is_left(graph):
     assert named_tensors(parse_log(LOG), graph) == {"__mye1_myl1": "hidden", "y": "y", "act.1_myl1": "act"}
+
+
+def test_a_name_that_two_nodes_share_names_neither_and_moves_no_other(graph):
+    """The first node again, under its name and before the others: they stood one place too early."""
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    model.graph.node.insert(0, onnx.helper.make_node("MatMul", ["x", "w_up"], ["again"], name="node_up"))
+    shared = Graph(model)
+    places = {name: [i + 1 for i in found] for name, found in graph.positions.items()}
+    assert shared.positions == {**places, "node_up": [0, *places["node_up"]]}
+    assert shared.described.keys() == graph.described.keys() - {"node_up"}
+    assert named_tensors(parse_log(LOG), shared) == {"y": "y", "act.1_myl1": "act"}
+    assert layers_of_sites(parse_log(LOG), shared, [Tap("up", "hidden"), Tap("y", "y")])["up"] == []
 
 
 def test_a_value_that_two_tensors_could_be_is_left_unnamed(graph):

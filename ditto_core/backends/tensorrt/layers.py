@@ -103,7 +103,8 @@ def layers_of_sites(layers: Sequence[Layer], graph: Graph, taps: Iterable[Tap]) 
 def _computing(value: str, index: Mapping[str, list[Layer]], graph: Graph) -> list[Layer]:
     """Find the layers of a value by its node or by its name; a view belongs to the layers of what it views."""
     node = graph.origin(value)
-    found = (index.get(node.name) if node else None) or index.get(f"={value}", [])
+    named = node is not None and node.name in graph.described
+    found = (index.get(node.name) if node and named else None) or index.get(f"={value}", [])
     if not found and node and node.operator in VIEWS and node.inputs:
         return _computing(node.inputs[0], index, graph)
     return found
@@ -115,20 +116,20 @@ def named_tensors(layers: Sequence[Layer], graph: Graph) -> dict[str, str]:
     A tensor that kept its name is itself (the compiler appends ``.1_myl1``). Else its layer must have one output, the
     ONNX nodes fused into it one value that others use, and no other tensor may claim that value. A value whose user is
     in no layer's record is left unnamed: the compiler has folded that user (a residual addition) into some layer
-    without saying so, and the tensor may be its result.
+    without saying so, and the tensor may be its result. So is what a layer makes with a node whose name others share.
     """
     kept, guessed = {}, {}
-    recorded = {name for layer in layers for name in layer.nodes}
-    users = {
-        value: node.name for node in graph.described.values() if node.name not in recorded for value in node.inputs
-    }
+    recorded = {name for layer in layers for name in layer.nodes} & graph.described.keys()
+    users = {value for node in graph.written if node.name not in recorded for value in node.inputs}
     for layer in layers:
         for tensor in layer.outputs:
             value = next((v for v in (tensor.name, _SUFFIX.sub("", tensor.name)) if v in graph.producer), None)
             if value is not None:
                 kept[tensor.name] = value
-        frontier = graph.leaving([graph.position[name] for name in layer.nodes if name in graph.position])
-        if len(layer.outputs) != 1 or len(frontier) != 1 or layer.outputs[0].name in kept:
+        nodes = [graph.positions[name] for name in layer.nodes if name in graph.positions]
+        frontier = graph.leaving([place for places in nodes for place in places])
+        shared = any(len(places) > 1 for places in nodes)
+        if shared or len(layer.outputs) != 1 or len(frontier) != 1 or layer.outputs[0].name in kept:
             continue
         if frontier[0] not in users and same_elements(layer.outputs[0].shape, graph.shapes.get(frontier[0], ())):
             guessed[layer.outputs[0].name] = frontier[0]

@@ -140,8 +140,8 @@ def open_merged(path: Path, layout: Layout) -> tuple[Dump, list[Disagreement]]:
     steps = range(next(iter(counts.values()), 0))
     found = [each for step in steps for each in merged_step(ranks, step, layout).disagreements]
     openers = [partial(lazy, ranks, step, layout) for step in steps]
-    notes = tuple(str(each) for each in found)
-    return Dump(path, "trtllm", openers, {"ranks": ", ".join(ranks)}, notes), found
+    notes = dict.fromkeys((*(note for dump in ranks.values() for note in dump.notes), *map(str, found)))
+    return Dump(path, "trtllm", openers, {"ranks": ", ".join(ranks)}, tuple(notes)), found
 
 
 def merged_step(ranks: Mapping[str, Dump], step: int, layout: Layout) -> Merged:

@@ -150,10 +150,10 @@ def test_a_writer_that_fails_leaves_the_older_file(tmp_path):
 
 
 def test_files_of_iterations_are_in_the_order_of_their_numbers(tmp_path):
-    for i in (0, 2, 10):
+    for i in range(11):
         save_outputs(tmp_path / f"{i}.json", [{"x": torch.full((1,), float(i))}])
     dump = open_dump(tmp_path)
-    assert [float(dump.load(step, "x")) for step in range(dump.steps)] == [0.0, 2.0, 10.0]
+    assert [float(dump.load(step, "x")) for step in range(dump.steps)] == [*range(11)]
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -161,3 +161,32 @@ def test_a_file_of_a_folder_that_holds_no_single_iteration_is_refused(tmp_path, 
     save_outputs(tmp_path / "0.json", [{"x": torch.zeros(1)}] * count)
     with pytest.raises(TraceError, match=f"holds {count} iterations, expected one in each file of a folder"):
         open_dump(tmp_path)
+
+
+def test_a_name_that_is_there_twice_is_refused_since_either_may_be_meant(tmp_path):
+    """The last one was compared, the other never."""
+    path = tmp_path / "outputs.json"
+    steps = [{"x": torch.zeros(2), "y": torch.ones(2)}]
+    save_outputs(path, steps)
+    path.write_text(path.read_text().replace('"y"', '"x"'))
+    with pytest.raises(TraceError, match=r"outputs\.json cannot be read: the key 'x' is there twice"):
+        open_dump(path)
+    save_outputs(path, steps)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "lst": data["lst"] * 2}))
+    with pytest.raises(TraceError, match=r"outputs\.json holds two runners that are named 'ditto'"):
+        open_dump(path)
+
+
+@pytest.mark.parametrize("numbers", [(0, 2), (0, 1, "01")])
+def test_a_folder_that_lacks_an_iteration_or_has_it_twice_is_refused(tmp_path, numbers):
+    for number in numbers:
+        save_outputs(tmp_path / f"{number}.json", [{"x": torch.zeros(2)}])
+    with pytest.raises(TraceError, match=r"holds steps \[.*\], expected 0 to \d, each once"):
+        open_dump(tmp_path)
+
+
+def test_other_json_beside_iterations_is_not_read_and_said(tmp_path):
+    for name in ("0", "first"):
+        save_outputs(tmp_path / f"{name}.json", [{"x": torch.zeros(2)}])
+    assert open_dump(tmp_path).notes == (f"{tmp_path} holds other files, which are not read: first.json",)

@@ -6,7 +6,8 @@ import torch
 
 from ditto_core.compare.dumps import compare_dumps
 from ditto_core.dumps import open_dump
-from ditto_core.errors import UsageError
+from ditto_core.errors import TraceError, UsageError
+from ditto_core.stepping.dumps import compare_offline
 
 
 def made_by_hand_python_runtime(root, ranks=("PP_0/TP_0",), steps=(0, 1)):
@@ -76,10 +77,11 @@ def test_context_parallel_ranks_come_between_pipeline_and_tensor(tmp_path):
 def test_the_cpp_executors_iterations_and_names_with_slashes(tmp_path):
     dump = open_dump(made_by_hand_cpp_executor(tmp_path))
     assert dump.names(0) == ["request_ids", "transformer/layers/0"]
-    tensors = [dump.load(step, "transformer/layers/0") for step in range(dump.steps)]
-    assert [t.unique().tolist() for t in tensors] == [[1.0], [2.0], [10.0]]
+    tensors = {step: dump.load(step, "transformer/layers/0") for step in range(dump.steps) if dump.names(step)}
+    assert {step: t.unique().tolist() for step, t in tensors.items()} == {0: [1.0], 1: [2.0], 9: [10.0]}
     assert tensors[0].dtype == torch.float16
-    assert "holds steps 1 to 10, 3 in all: they are counted from 0" in dump.notes[0]
+    assert (dump.first, dump.steps) == (1, 10)
+    assert dump.notes == (f"{tmp_path} lacks steps 3, 4, 5, 6, 7 and 2 more of 1 to 10",)
 
 
 def test_several_ranks_of_the_cpp_executor_wrote_over_each_other_and_that_is_said(tmp_path):
@@ -99,3 +101,54 @@ def test_a_tllm_dump_compares_with_a_models_names(tmp_path):
         ("model.layers.10.mlp", True),
     ]
     assert (pairs.only_actual(), pairs.steps) == ([(0, "input_ids")], (2, 1))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_missing_step_is_said_and_those_after_it_are_compared_with_their_own(tmp_path, lost):
+    """By their places, step 2 of the one stood beside step 1 of the other, and was blamed."""
+    made_by_hand_python_runtime(tmp_path / "a", steps=[step for step in range(4) if step != lost])
+    made_by_hand_python_runtime(tmp_path / "b", steps=range(4))
+    for pair in ("ab", "ba"):
+        pairs = compare_dumps(*(tmp_path / name for name in pair))
+        found = compare_offline(pairs)
+        assert not found
+        assert found.first_bad is None
+        assert {result.step for result in found.results} == {0, 1, 2, 3} - {lost}
+        assert dict(found.missing) == {"steps": f"{tmp_path / 'a'} holds nothing of step {lost}"}
+        assert compare_offline(pairs, ignore_missing=True)
+    with pytest.raises(TraceError, match="holds steps 0 to 99999999, 2 in all: too far apart"):
+        open_dump(made_by_hand_python_runtime(tmp_path / "far", steps=(0, 99999999)))
+
+
+def test_iterations_are_compared_by_their_numbers_as_far_as_both_have_any(tmp_path):
+    """The executor keeps the last iterations; a second run of it may number its own from elsewhere."""
+    whole = made_by_hand_cpp_executor(tmp_path / "whole", iterations=(1, 2, 3))
+    late = made_by_hand_cpp_executor(tmp_path / "late", iterations=(2, 3))
+    found = compare_offline(compare_dumps(late, whole))
+    assert found.first_bad is None
+    assert dict(found.missing) == {"steps": f"{late} holds nothing of step 0"}
+    assert f"{late} numbers its steps from 1: here it is 0" in found.notes
+    again = compare_dumps(made_by_hand_cpp_executor(tmp_path / "again", iterations=(4, 5, 6)), whole)
+    assert (again.steps, again.lost_steps()) == ((3, 3), ([], []))
+    assert [dump.first for dump in (again.actual, again.expected)] == [4, 1]
+
+
+def test_a_tensor_or_an_iteration_that_is_there_twice_is_refused_since_either_may_be_meant(tmp_path):
+    rank = made_by_hand_python_runtime(tmp_path / "python") / "tllm_debug/PP_0/TP_0"
+    np.save(rank / "input_ids-step01.npy", np.zeros(3, np.float32))
+    with pytest.raises(TraceError, match="TP_0 holds two tensors that are named 'input_ids-step1'"):
+        open_dump(rank)
+    rank = made_by_hand_cpp_executor(tmp_path / "cpp") / "tllm_debug/PP_1/TP_1"
+    (rank / "iteration_02").mkdir()
+    with pytest.raises(TraceError, match="TP_1 holds two iterations that are named 'iteration_2'"):
+        open_dump(rank)
+
+
+def test_both_layouts_in_one_folder_are_refused_and_files_of_neither_are_said(tmp_path):
+    rank = made_by_hand_python_runtime(tmp_path) / "tllm_debug/PP_0/TP_0"
+    np.save(rank / "logits.npy", np.zeros(3, np.float32))
+    (rank / "iteration_3").write_text("a file, and no iteration")
+    assert open_dump(rank).notes == (f"{rank} holds other files, which are not read: logits.npy",)
+    (rank / "iteration_4").mkdir()
+    with pytest.raises(TraceError, match=r"holds steps of the Python runtime and iterations of the C\+\+ executor"):
+        open_dump(rank)

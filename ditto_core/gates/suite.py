@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
-from ditto_core.system.files import parse_json, path_of
+from ditto_core.system.files import parse_json, path_of, text_lines
 from ditto_core.system.fingerprint import fingerprint
 
 Text = str | tuple[int, ...]
@@ -85,6 +85,8 @@ class Sample:
             raise ValueError(f"'answer' to be an index into the {len(self.choices)} choices, got {self.answer!r}")
         if len(self.choices) == 1 or not all(self.choices):
             raise ValueError("at least two choices, none of them empty")
+        if self.choices and self.choices.count(self.choices[self.answer]) > 1:
+            raise ValueError(f"one choice that is the answer, got {self.choices[self.answer]!r} twice")
         blank = isinstance(self.answer, str) and not self.answer.strip()  # every continuation would begin with it
         if not self.choices and (isinstance(self.answer, int) or blank or self.answer == ()):
             raise ValueError(f"'answer' to be a text, got {self.answer!r}")
@@ -154,7 +156,7 @@ def load_suite(name: str | Path) -> Suite:
         hint = nearest(path.name, BUILT_IN)
         raise UsageError(f"suite {str(name)!r} is neither a JSONL file nor one of {', '.join(BUILT_IN)}{hint}")
     try:
-        return Suite(path.stem, tuple(read_lines(path.name, path.read_text("utf-8").splitlines())))
+        return Suite(path.stem, tuple(read_lines(path.name, text_lines(path))))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"suite {path} cannot be read: {error}") from error
 

@@ -53,8 +53,13 @@ def regular(path: Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file in UTF-8. Raises ``OSError`` (see :func:`regular`) and ``UnicodeDecodeError``."""
-    return regular(path).read_text("utf-8")
+    """Read a text file in UTF-8, without a byte order mark. Raises ``OSError`` (:func:`regular`), ``UnicodeDecodeError``."""
+    return regular(path).read_text("utf-8-sig")
+
+
+def text_lines(path: Path) -> list[str]:
+    """Read the lines of a text file as :func:`read_text` does. Only a line feed ends one: JSON's texts hold U+2028."""
+    return read_text(path).split("\n")
 
 
 def parse_json(text: str | bytes) -> Any:

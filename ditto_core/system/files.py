@@ -53,7 +53,10 @@ def regular(path: Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file in UTF-8, without a byte order mark. Raises ``OSError`` (:func:`regular`), ``UnicodeDecodeError``."""
+    """Read a text file in UTF-8, without a byte order mark.
+
+    Raises ``OSError`` (see :func:`regular`) and ``UnicodeDecodeError``.
+    """
     return regular(path).read_text("utf-8-sig")
 
 

@@ -94,7 +94,7 @@ def test_a_shard_that_does_not_exist_is_refused(text):
         ('{"prompt": "a", "choices": ["b", "c"], "answer": 2}', "an index into the 2 choices, got 2"),
         ('{"prompt": "a", "choices": ["b"], "answer": 0}', "at least two choices"),
         ('{"prompt": "a", "choices": ["b", "c", "b"], "answer": 2}', "one choice that is the answer, got 'b' twice"),
-        ('{"prompt": "a", "choices": [[1, 2], [1, 2]], "answer": 0}', "one choice that is the answer, got (1, 2) twice"),
+        ('{"prompt": "a", "choices": [[1], [1]], "answer": 0}', "one choice that is the answer, got (1,) twice"),
         ('{"prompt": "a", "answer": 3}', "expected 'answer' to be a text"),
         ('{"prompt": "a", "answer": " "}', "expected 'answer' to be a text"),
     ],

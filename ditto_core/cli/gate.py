@@ -13,6 +13,7 @@ from ditto_core.cli import screen
 from ditto_core.cli.engine_options import BuildOption, Profile
 from ditto_core.cli.results import writable
 from ditto_core.errors import UsageError
+from ditto_core.system.files import check_kept
 from ditto_core.system.sizes import format_age, parse_age
 from ditto_core.visible import lines
 
@@ -64,6 +65,7 @@ def run(
     from ditto_core.system.files import check_writable
 
     settings = shared.settings_of(context)
+    settings.check_kept(output, update=update_baseline)
     gate, part, execute = settings.gate(), Shard.parse(shard), executor_of(jobs, cluster)
     known = baseline_of(settings, update_baseline, part)
     if update_baseline and settings.baseline:
@@ -86,6 +88,8 @@ def merge_shards(
     """Put shards together and judge them. A sample that none of them has is a failure."""
     from ditto_core.gates.result import GateResult, merge
 
+    for path in shards:
+        check_kept({"--output": output}, {"shard": path})
     result = merge([GateResult.load(path) for path in shards])
     result.save(output)
     finish(result, output)

@@ -81,15 +81,21 @@ class Sample:
             raise ValueError("either 'text' or 'prompt', not empty")
         if self.text and (self.choices or self.answer is not None):
             raise ValueError("neither 'choices' nor 'answer' beside 'text'")
-        if self.choices and not (is_token(self.answer) and self.answer in range(len(self.choices))):
-            raise ValueError(f"'answer' to be an index into the {len(self.choices)} choices, got {self.answer!r}")
-        if len(self.choices) == 1 or not all(self.choices):
-            raise ValueError("at least two choices, none of them empty")
-        if self.choices and self.choices.count(self.choices[self.answer]) > 1:
-            raise ValueError(f"one choice that is the answer, got {self.choices[self.answer]!r} twice")
+        if self.choices:
+            self.check_choices()
         blank = isinstance(self.answer, str) and not self.answer.strip()  # every continuation would begin with it
         if not self.choices and (isinstance(self.answer, int) or blank or self.answer == ()):
             raise ValueError(f"'answer' to be a text, got {self.answer!r}")
+
+    def check_choices(self) -> None:
+        """Raise ``ValueError`` unless one of the choices, and no other like it, is the answer."""
+        if not (isinstance(self.answer, int) and is_token(self.answer) and self.answer < len(self.choices)):
+            raise ValueError(f"'answer' to be an index into the {len(self.choices)} choices, got {self.answer!r}")
+        if len(self.choices) == 1 or not all(self.choices):
+            raise ValueError("at least two choices, none of them empty")
+        right = self.choices[self.answer]
+        if self.choices.count(right) > 1:
+            raise ValueError(f"one choice that is the answer, got {right!r} twice")
 
     def check_types(self) -> None:
         """Raise ``ValueError`` for a field that is neither text nor token ids."""

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -113,6 +113,14 @@ def check_writable(path: Path) -> None:
         temporary = atomic.temporary_name(target)
         temporary.touch()
         temporary.unlink()
+
+
+def check_kept(results: Mapping[str, Path | None], sources: Mapping[str, Path | None]) -> None:
+    """Raise :class:`UsageError` where a result would be written over a file that it is made of."""
+    for option, output in results.items():
+        for name, path in sources.items():
+            if output and path and output.exists() and path.exists() and output.samefile(path):
+                raise UsageError(f"{option} {output} would overwrite the {name}: name another file")
 
 
 @contextlib.contextmanager

@@ -223,6 +223,14 @@ def test_a_map_is_reused_for_a_later_file_and_judges_it(workspace, llama, llama_
     assert comparison.failures[0].site == site
 
 
+@pytest.mark.parametrize("name", ["absent.json", ".", "model.onnx"])
+def test_a_map_that_is_none_is_one_line_before_anything_is_built(workspace, llama_file, tmp_path, name):
+    foreign_files.stripped(llama_file, tmp_path / "model.onnx")
+    spec = EngineSpec.of(LLAMA, engine=tmp_path / "model.onnx", options={"map": str(tmp_path / name)})
+    with pytest.raises(UsageError, match="cannot be read"):
+        workspace.build(spec)
+
+
 def test_a_changed_file_is_another_engine(workspace, llama_file, tmp_path):
     path = tmp_path / "model.onnx"
     foreign_files.stripped(llama_file, path)

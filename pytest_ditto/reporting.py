@@ -116,6 +116,8 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, DittoError):
         facts["bad_input"] = isinstance(error, BAD_INPUT)
+        if facts["bad_input"] and hasattr(report, "wasxfail"):
+            facts["notes"].append(f"{item.nodeid} was expected to fail, but not by bad input: {error}")
         shorten(item, call, report)
     if report.skipped and UNAVAILABLE in item.stash and call.when == "setup":
         facts["unavailable"] = item.stash[UNAVAILABLE]

@@ -278,6 +278,15 @@ def test_no_file_or_several_is_one_line(tmp_path, path):
         OnnxFile(tmp_path / path)
 
 
+def test_a_file_that_is_not_there_is_told_where_it_was_looked_for_and_what_is_near(tmp_path, monkeypatch):
+    (tmp_path / "model.onnx").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"'model.onx' does not exist in {tmp_path}, .*; did you mean 'model.onnx'"):
+        OnnxFile("model.onx")
+    with pytest.raises(UsageError, match=r"none\.onnx' does not exist, expected an ONNX file"):
+        OnnxFile(tmp_path / "no" / "none.onnx")
+
+
 def test_only_lines_of_the_model_are_told():
     def lines(model):
         loaded = load_model(ModelSource.of(model))

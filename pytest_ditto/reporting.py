@@ -7,6 +7,7 @@ attribute ``ditto_engine`` of plain lists, dictionaries and numbers.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
@@ -161,7 +162,9 @@ def add_tables(report: pytest.TestReport, runs: list[Comparison], *, everything:
     from ditto_core.compare.table import ROWS, table
 
     shown = [run for run in runs if everything or not run]
-    report.sections += [("ditto-engine", table(run, len(run.sites) if everything else ROWS)) for run in shown]
+    tables = [table(run, len(run.sites) if everything else ROWS) for run in shown]
+    encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"  # what it lacks would make pytest escape all lines
+    report.sections += [("ditto-engine", text.encode(encoding, "replace").decode(encoding)) for text in tables]
 
 
 def settle_dumps(item: pytest.Item, report: pytest.TestReport, runs: list[Comparison]) -> None:

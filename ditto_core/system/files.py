@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -88,7 +89,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TraceError(f"cannot write {path}: {error.strerror or error}") from error
+        why = error.args[0][0][-1] if isinstance(error, shutil.Error) else error.strerror or error  # of a folder's copy
+        raise TraceError(f"cannot write {path}: {why}") from error
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -211,6 +211,10 @@ def read(item: pytest.Item) -> Wanted:
         arguments["backend"] = options.backend
     if parametrized(arguments):  # parametrization has given up on it: raise what it met
         variants(arguments, options.backend)
+        raise UsageError(
+            f"marker {MARKER} lists several values, which makes several tests only on a test that names the fixture: "
+            "give one value in pytest.param(marks=…), or where the test calls getfixturevalue"
+        )
     return Wanted(read_spec(arguments), read_pair_options(arguments, options, item.config.rootpath))
 
 

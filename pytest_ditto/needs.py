@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ditto_core.errors import UsageError
+from ditto_core.errors import CacheError, UsageError
 from pytest_ditto.bench import bench_of
 from pytest_ditto.fixtures import missing
 from pytest_ditto.marker import uses_ditto, wanted
@@ -33,7 +33,10 @@ def written(session: pytest.Session) -> bool | None:
     from ditto_core.system.files import replace_text
 
     workspace = bench_of(session.config).workspace
-    found = needs_of(workspace, specs(session.items))
+    try:
+        found = needs_of(workspace, specs(session.items))
+    except CacheError as error:
+        raise pytest.UsageError(str(error)) from error
     store = {"cache": str(workspace.cache.root), "remote": workspace.cache.remote}
     replace_text(file, json.dumps({**store, "needs": [need.to_json() for need in found]}, indent=1) + "\n")
     return True

@@ -104,9 +104,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return needs.written(session)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse a test whose marker is wrong, whether or not it uses the fixtures."""
+    """Refuse a test whose marker is wrong, whether or not it uses the fixtures; one that is skipped needs none."""
     marker.refuse_wrong(item)
 
 

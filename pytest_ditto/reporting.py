@@ -7,6 +7,7 @@ attribute ``ditto_engine`` of plain lists, dictionaries and numbers.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -132,6 +133,8 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, DittoError):
         facts["bad_input"] = isinstance(error, BAD_INPUT)
+        if facts["bad_input"] and hasattr(report, "wasxfail"):
+            facts["notes"].append(f"{item.nodeid} was expected to fail, but not by bad input: {error}")
         shorten(item, call, report)
     if report.skipped and UNAVAILABLE in item.stash and call.when == "setup":
         facts["unavailable"] = item.stash[UNAVAILABLE]
@@ -176,7 +179,9 @@ def add_tables(report: pytest.TestReport, runs: list[Comparison], shown: list[Co
     from ditto_core.compare.table import ROWS, table
 
     new = [run for run in runs if (everything or not run) and not any(run is other for other in shown)]
-    report.sections += [("ditto-engine", table(run, len(run.sites) if everything else ROWS)) for run in new]
+    tables = [table(run, len(run.sites) if everything else ROWS) for run in new]
+    encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"  # what it lacks would make pytest escape all lines
+    report.sections += [("ditto-engine", text.encode(encoding, "replace").decode(encoding)) for text in tables]
     shown += new
 
 

@@ -18,6 +18,7 @@ from ditto_core.errors import SelectorError, UsageError, nearest
 from ditto_core.model.loading import LoadedModel, load_lean
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
+from ditto_core.system.files import path_of
 
 ENGINE_FILE = "engine.onnx"
 MAP_FILE = "names.json"
@@ -32,7 +33,7 @@ class FileBackend:
     dtypes = ("float32", "float16", "bfloat16", "float64")
 
     def check(self, spec: EngineSpec) -> None:
-        """Raise when onnxruntime or the file is missing, an option is unknown, or the file has another dtype."""
+        """Raise when onnxruntime, the file or its map is missing, an option is unknown, or the dtype is another."""
         load_library()
         check_options(spec, OPTIONS, "an engine file", "model.onnx")
         level = spec.option("level", "all")
@@ -40,6 +41,8 @@ class FileBackend:
             raise UsageError(
                 f"unknown optimization level {level!r}, expected {', '.join(LEVELS)}{nearest(level, LEVELS)}"
             )
+        if given := spec.option("map"):
+            Alignment.load(path_of(given, "map"))
         file = OnnxFile(spec.option("file"))
         if file.dtype != spec.dtype:
             raise UsageError(

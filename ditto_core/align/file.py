@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from ditto_core.align.exact import exact_graph, readable_graph
+from ditto_core.backends.given_file import not_there
 from ditto_core.backends.onnxruntime import load_library
 from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import file_digests, place_weights, read_graph, weights_files
@@ -202,7 +203,7 @@ def locate(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise UsageError(f"engine file {str(path)!r} does not exist, expected an ONNX file or a folder with one")
+        raise not_there(path, "an ONNX file or a folder with one")
     named = str(decoder_settings(path).get("filename", ""))
     if named and (path / named).is_file():
         return path / named

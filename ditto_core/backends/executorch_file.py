@@ -11,7 +11,7 @@ import torch
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.executorch import ENGINE_FILE, METHOD, installed, load_runtime
-from ditto_core.backends.given_file import check_options
+from ditto_core.backends.given_file import check_options, not_there
 from ditto_core.backends.program_session import ProgramSession, Run, Signature
 from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import read_graph
@@ -43,8 +43,8 @@ class PteBackend:
         """Raise when executorch or the file is missing, or an option is unknown."""
         installed()
         check_options(spec, OPTIONS, "a .pte file", "model.pte")
-        if not Path(spec.option("file")).is_file():
-            raise UsageError(f"{spec.option('file')} does not exist: engine= is a .pte file")
+        if not (file := Path(spec.option("file"))).is_file():
+            raise not_there(file, "a .pte file")
 
     def versions(self) -> dict[str, str]:
         """What runs the file; torch decides the export whose names its inputs and outputs get."""

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from ditto_core.backends.base import BuildReport, BuildRequest
-from ditto_core.backends.given_file import check_options
+from ditto_core.backends.given_file import check_options, not_there
 from ditto_core.backends.openvino import OpenVinoSession, configuration, dtype_of, load_library
 from ditto_core.backends.outputs_file import write_outputs
 from ditto_core.errors import BuildError, UsageError, first_line, nearest
@@ -34,7 +34,7 @@ class IrBackend:
         check_options(spec, OPTIONS, "an IR", "model.xml")
         for path in files(spec):
             if not path.is_file():
-                raise UsageError(f"{path} does not exist: engine= is a .xml file with its .bin beside it")
+                raise not_there(path, "a .xml file with its .bin beside it")
         configuration(library, spec)
 
     def versions(self) -> dict[str, str]:

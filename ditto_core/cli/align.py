@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ditto_core.cli.results import Json, check_kept, writable
+from ditto_core.cli.results import Json, writable
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
+from ditto_core.system.files import check_kept
 
 if TYPE_CHECKING:
     from ditto_core.align.repair import Repair

@@ -12,7 +12,8 @@ import typer
 
 from ditto_core.cli.engine_options import Backend, BuildOption, CacheDir, Dtype, Profile, settings
 from ditto_core.cli.model_argument import engine_folder
-from ditto_core.cli.results import Json, check_kept
+from ditto_core.cli.results import Json
+from ditto_core.system.files import check_kept
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:

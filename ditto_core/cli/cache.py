@@ -57,7 +57,9 @@ def ls(cache_dir: Directory = None, as_json: AsJson = False) -> None:
 
 @app.command("needs", context_settings=AS_PYTEST)
 def needs(tests: Tests = None, as_json: AsJson = False) -> None:
-    """Show which exports and engines the tests need, and where each is. Exit code 1 when some are to be built.
+    """Show which exports and engines the tests need, and where each is.
+
+    Exit code 1 when some are to be built, or a test names what is not there.
 
     The tests are collected, not run. The cache is pytest's: --ditto-cache-dir, its ini key or the environment.
     """
@@ -104,8 +106,8 @@ def _needs_of(tests: list[str]) -> tuple[dict[str, Any], list[Need]]:
 
 
 def _show(found: list[Need], facts: dict[str, Any], as_json: bool) -> None:
-    """Print needs, and end with exit code 1 when some are to be built."""
-    from ditto_core.pair.needs import MISSING
+    """Print needs, and end with exit code 1 when some are to be built or cannot be."""
+    from ditto_core.pair.needs import MISSING, UNUSABLE
 
     if as_json:
         typer.echo(json.dumps({**facts, "needs": [need.to_json() for need in found]}, indent=1))
@@ -119,7 +121,7 @@ def _show(found: list[Need], facts: dict[str, Any], as_json: bool) -> None:
         places = Counter(need.where for need in found)
         told = ", ".join(f"{number} {where}" for where, number in places.items()) or "nothing needed"
         typer.echo(f"{told}: {' and '.join(filter(None, (facts['cache'], facts['remote'])))}")
-    raise typer.Exit(any(need.where == MISSING for need in found))
+    raise typer.Exit(any(need.where in (MISSING, UNUSABLE) for need in found))
 
 
 @app.command("verify")

@@ -9,7 +9,8 @@ import typer
 
 from ditto_core.cli import gate_options as shared
 from ditto_core.cli.engine_options import BuildOption, Profile
-from ditto_core.cli.results import check_kept, writable
+from ditto_core.cli.results import writable
+from ditto_core.system.files import check_kept
 
 
 def command(

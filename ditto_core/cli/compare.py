@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ditto_core.cli.results import Json, check_kept
+from ditto_core.cli.results import Json
 from ditto_core.errors import UsageError
+from ditto_core.system.files import check_kept
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from ditto_core.cli.debug_words import CHECK, SEPARATOR
-from ditto_core.cli.results import Json, check_kept
+from ditto_core.cli.results import Json
 from ditto_core.cli.screen import Screen
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
+from ditto_core.system.files import check_kept
 
 if TYPE_CHECKING:
     from ditto_core.debug.check import Check as Judge

@@ -11,8 +11,9 @@ import typer
 from ditto_core.cli import gate_options as shared
 from ditto_core.cli import screen
 from ditto_core.cli.engine_options import BuildOption, Profile
-from ditto_core.cli.results import check_kept, writable
+from ditto_core.cli.results import writable
 from ditto_core.errors import UsageError
+from ditto_core.system.files import check_kept
 from ditto_core.system.sizes import format_age, parse_age
 from ditto_core.visible import lines
 
@@ -64,7 +65,7 @@ def run(
     from ditto_core.system.files import check_writable
 
     settings = shared.settings_of(context)
-    check_kept({"--output": output}, {"suite": settings.suite, "baseline": settings.baseline})
+    settings.check_kept(output, update=update_baseline)
     gate, part, execute = settings.gate(), Shard.parse(shard), executor_of(jobs, cluster)
     known = baseline_of(settings, update_baseline, part)
     if update_baseline and settings.baseline:

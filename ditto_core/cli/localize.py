@@ -21,9 +21,10 @@ from ditto_core.cli.engine_options import (
     settings,
 )
 from ditto_core.cli.model_argument import engine_folder
-from ditto_core.cli.results import Json, check_kept
+from ditto_core.cli.results import Json
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
+from ditto_core.system.files import check_kept
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison

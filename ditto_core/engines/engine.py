@@ -22,7 +22,7 @@ from ditto_core.session import Session
 from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
 from ditto_core.spec import DERIVED, EngineSpec, ModelSource
 from ditto_core.system.cpu import INSTRUCTIONS, lacking
-from ditto_core.system.files import parse_json, path_of, read_text
+from ditto_core.system.files import parse_json, path_of, read_text, writing
 from ditto_core.system.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -130,10 +130,16 @@ class Engine:
         """
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise BuildError(f"{directory} is not empty, expected a new or empty output directory")
-        shutil.copytree(self.directory, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("entry.json"))
         copied = Engine(**{**self.__dict__, "directory": directory})
-        copied.save_manifest()
-        write_digests(directory)
+        with writing(directory):
+            try:
+                left_out = shutil.ignore_patterns("entry.json")
+                shutil.copytree(self.directory, directory, dirs_exist_ok=True, ignore=left_out)
+                copied.save_manifest()
+                write_digests(directory)
+            except BaseException:  # half a copy would be in the way of the next one
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
         return copied
 
 

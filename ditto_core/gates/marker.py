@@ -52,10 +52,11 @@ class MarkedGate:
         return self.settings.folder / output if output else None
 
     def check_files(self, *, update: bool) -> None:
-        """Raise :class:`~ditto_core.errors.TraceError` where the result, or with ``update`` the baseline, cannot be
-        written."""
+        """Raise :class:`~ditto_core.errors.DittoError` where the result, or with ``update`` the baseline, cannot be
+        written, or would be written over what it is made of."""
         from ditto_core.system.files import check_writable
 
+        self.settings.check_kept(self.output, update=update)
         for path in filter(None, (self.output, self.settings.baseline if update else None)):
             check_writable(path)
 

@@ -13,6 +13,7 @@ from ditto_core.gates.gate import NEW_TOKENS, Gate
 from ditto_core.gates.policy import Policy
 from ditto_core.gates.suite import BUILT_IN, load_suite
 from ditto_core.spec import EngineSpec, ModelSource
+from ditto_core.system.files import check_kept
 
 SPEC = ("backend", "dtype", "options", "profile", "attention")
 RUN = ("reference", "max_new_tokens", "threads", "device", "batch")
@@ -78,6 +79,14 @@ class GateSettings:
             spec = EngineSpec.of(self._model(), outputs=None, **self._only(SPEC))
         suite = load_suite(self._suite()).first(self.values.get("samples", 0))
         return Gate(spec, suite, policy=self.policy, **{"max_new_tokens": NEW_TOKENS, **self._only(RUN)})
+
+    def check_kept(self, output: Path | None, *, update: bool) -> None:
+        """Raise :class:`UsageError` where the result, or with ``update`` the baseline, would be written over what it is
+        made of."""
+        suite = None if self._suite() in BUILT_IN else Path(self._suite())
+        check_kept({"output": output}, {"suite": suite, "baseline": self.baseline})
+        if update:
+            check_kept({"baseline": self.baseline}, {"suite": suite})
 
     def _only(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: self.values[name] for name in names if name in self.values}

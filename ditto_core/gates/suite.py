@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError, nearest
-from ditto_core.system.files import parse_json, path_of
+from ditto_core.system.files import parse_json, path_of, text_lines
 from ditto_core.system.fingerprint import fingerprint
 
 Text = str | tuple[int, ...]
@@ -81,13 +81,21 @@ class Sample:
             raise ValueError("either 'text' or 'prompt', not empty")
         if self.text and (self.choices or self.answer is not None):
             raise ValueError("neither 'choices' nor 'answer' beside 'text'")
-        if self.choices and not (is_token(self.answer) and self.answer in range(len(self.choices))):
-            raise ValueError(f"'answer' to be an index into the {len(self.choices)} choices, got {self.answer!r}")
-        if len(self.choices) == 1 or not all(self.choices):
-            raise ValueError("at least two choices, none of them empty")
+        if self.choices:
+            self.check_choices()
         blank = isinstance(self.answer, str) and not self.answer.strip()  # every continuation would begin with it
         if not self.choices and (isinstance(self.answer, int) or blank or self.answer == ()):
             raise ValueError(f"'answer' to be a text, got {self.answer!r}")
+
+    def check_choices(self) -> None:
+        """Raise ``ValueError`` unless one of the choices, and no other like it, is the answer."""
+        if not (isinstance(self.answer, int) and is_token(self.answer) and self.answer < len(self.choices)):
+            raise ValueError(f"'answer' to be an index into the {len(self.choices)} choices, got {self.answer!r}")
+        if len(self.choices) == 1 or not all(self.choices):
+            raise ValueError("at least two choices, none of them empty")
+        right = self.choices[self.answer]
+        if self.choices.count(right) > 1:
+            raise ValueError(f"one choice that is the answer, got {right!r} twice")
 
     def check_types(self) -> None:
         """Raise ``ValueError`` for a field that is neither text nor token ids."""
@@ -154,7 +162,7 @@ def load_suite(name: str | Path) -> Suite:
         hint = nearest(path.name, BUILT_IN)
         raise UsageError(f"suite {str(name)!r} is neither a JSONL file nor one of {', '.join(BUILT_IN)}{hint}")
     try:
-        return Suite(path.stem, tuple(read_lines(path.name, path.read_text("utf-8").splitlines())))
+        return Suite(path.stem, tuple(read_lines(path.name, text_lines(path))))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"suite {path} cannot be read: {error}") from error
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.text import headline
 from ditto_core.errors import UsageError, first_line, nearest
-from ditto_core.system.files import parse_json, read_text
+from ditto_core.system.files import parse_json, text_lines
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -68,7 +68,7 @@ class Explained:
 def read_samples(path: Path) -> list[Sample]:
     """Read a file of samples. Raises :class:`UsageError` with the line that is none."""
     try:
-        lines = read_text(path).splitlines()
+        lines = text_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}") from error
     found = [sample_of(line, f"{path}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]

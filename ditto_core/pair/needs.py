@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ditto_core.backends.base import BuildsFromSource
 from ditto_core.backends.registry import get_backend
 from ditto_core.engines.keys import content_key, engine_key, graph_key, outline_key
+from ditto_core.errors import UsageError
 from ditto_core.model.exported import ONNX_FILE
 from ditto_core.pair.reference import named_backend
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import EngineSpec
 
-CACHED, STORE, MISSING = "cached", "in the store", "to be built"
+CACHED, STORE, MISSING, UNUSABLE = "cached", "in the store", "to be built", "bad input"
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,15 @@ def needs_of(workspace: Workspace, specs: Iterable[EngineSpec]) -> list[Need]:
     A model that a callable makes is made, to know what it is; weights on disk are digested. Raises
     :class:`~ditto_core.errors.CacheError` when the store behind the cache cannot be read.
     """
-    found = (need for spec in dict.fromkeys(specs) for need in _needs(workspace, spec))
+    found = (need for spec in specs for need in _needs_or_why_not(workspace, spec))
     return list(dict.fromkeys(found))
+
+
+def _needs_or_why_not(workspace: Workspace, spec: EngineSpec) -> list[Need]:
+    try:
+        return [*_needs(workspace, spec)]
+    except UsageError as error:  # its tests' error, when they run
+        return [_need("engine", "", f"{spec.model.label} {spec.label}: {error}", None, UNUSABLE)]
 
 
 def _needs(workspace: Workspace, spec: EngineSpec) -> Iterator[Need]:
@@ -82,6 +90,6 @@ def _needs(workspace: Workspace, spec: EngineSpec) -> Iterator[Need]:
     yield _need("engine", own, what, workspace.cache.find("engine", own))
 
 
-def _need(kind: str, key: str, what: str, held: Held | None) -> Need:
-    where = MISSING if held is None else STORE if held.remote else CACHED
+def _need(kind: str, key: str, what: str, held: Held | None, missing: str = MISSING) -> Need:
+    where = missing if held is None else STORE if held.remote else CACHED
     return Need(kind, key, what, where, held.size if held else 0)

@@ -17,7 +17,7 @@ from ditto_core.compare._record import decode, encode
 from ditto_core.compare.table import BARS
 from ditto_core.errors import UsageError
 from ditto_core.report.markdown import code, row
-from ditto_core.system.files import parse_json, read_text
+from ditto_core.system.files import parse_json, text_lines
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def read(path: Path) -> list[Entry]:
     """Read what :func:`update` wrote. Raises :class:`UsageError` with the line that is no entry."""
     found = []
     try:
-        lines = read_text(path).splitlines()
+        lines = text_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):

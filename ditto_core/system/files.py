@@ -8,9 +8,10 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,8 +54,16 @@ def regular(path: Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file in UTF-8. Raises ``OSError`` (see :func:`regular`) and ``UnicodeDecodeError``."""
-    return regular(path).read_text("utf-8")
+    """Read a text file in UTF-8, without a byte order mark.
+
+    Raises ``OSError`` (see :func:`regular`) and ``UnicodeDecodeError``.
+    """
+    return regular(path).read_text("utf-8-sig")
+
+
+def text_lines(path: Path) -> list[str]:
+    """Read the lines of a text file as :func:`read_text` does. Only a line feed ends one: JSON's texts hold U+2028."""
+    return read_text(path).split("\n")
 
 
 def parse_json(text: str | bytes, *, last: bool = False) -> Any:
@@ -92,7 +101,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TraceError(f"cannot write {path}: {error.strerror or error}") from error
+        why = error.args[0][0][-1] if isinstance(error, shutil.Error) else error.strerror or error  # of a folder's copy
+        raise TraceError(f"cannot write {path}: {why}") from error
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -117,6 +127,16 @@ def check_writable(path: Path) -> None:
         temporary = atomic.temporary_name(target)
         temporary.touch()
         temporary.unlink()
+
+
+def check_kept(results: Mapping[str, Path | None], sources: Mapping[str, Path | None]) -> None:
+    """Raise :class:`UsageError` where a result would be written over a file that it is made of, or into a folder."""
+    for option, output in results.items():
+        for name, path in sources.items():
+            if output and path and output.exists() and path.exists() and output.samefile(path):
+                raise UsageError(f"{option} {output} would overwrite the {name}: name another file")
+            if output and path and path.is_dir() and output.resolve().is_relative_to(path.resolve()):
+                raise UsageError(f"{option} {output} lies in the {name}: name a file outside of it")
 
 
 @contextlib.contextmanager

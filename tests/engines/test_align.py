@@ -234,6 +234,14 @@ def test_a_map_is_reused_for_a_later_file_and_judges_it(workspace, llama, llama_
     assert comparison.failures[0].site == site
 
 
+@pytest.mark.parametrize("name", ["absent.json", ".", "model.onnx"])
+def test_a_map_that_is_none_is_one_line_before_anything_is_built(workspace, llama_file, tmp_path, name):
+    foreign_files.stripped(llama_file, tmp_path / "model.onnx")
+    spec = EngineSpec.of(LLAMA, engine=tmp_path / "model.onnx", options={"map": str(tmp_path / name)})
+    with pytest.raises(UsageError, match="cannot be read"):
+        workspace.build(spec)
+
+
 def test_a_changed_file_is_another_engine(workspace, llama_file, tmp_path):
     path = tmp_path / "model.onnx"
     foreign_files.stripped(llama_file, path)
@@ -279,6 +287,15 @@ def test_no_file_or_several_is_one_line(tmp_path, path):
     (tmp_path / "b.onnx").touch()
     with pytest.raises(UsageError, match=r"does not exist|2 ONNX files"):
         OnnxFile(tmp_path / path)
+
+
+def test_a_file_that_is_not_there_is_told_where_it_was_looked_for_and_what_is_near(tmp_path, monkeypatch):
+    (tmp_path / "model.onnx").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"'model.onx' does not exist in {tmp_path}, .*; did you mean 'model.onnx'"):
+        OnnxFile("model.onx")
+    with pytest.raises(UsageError, match=r"none\.onnx' does not exist, expected an ONNX file"):
+        OnnxFile(tmp_path / "no" / "none.onnx")
 
 
 def test_only_lines_of_the_model_are_told():

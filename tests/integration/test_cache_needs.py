@@ -78,6 +78,31 @@ def test_a_suite_tells_what_it_needs_and_fetches_it_from_a_store(command, cold_p
     cold_project.runpytest_subprocess("test_it.py", "-k", "mlp or plain").assert_outcomes(passed=4)
 
 
+def test_tests_of_what_is_not_there_are_named_beside_the_others(command, cold_project):
+    cold_project.makepyfile(
+        test_it="""
+        import pytest
+        from tiny import tiny_mlp
+
+        @pytest.mark.ditto_engine("./no/such/model", options={"session": {"a": "b"}})
+        def test_gone(ditto): pass
+
+        @pytest.mark.ditto_engine(model=tiny_mlp, outputs=None)
+        def test_plain(ditto): pass
+        """
+    )
+    done = command("needs", "--json")
+    assert (done.returncode, [place for _, place in where(done)]) == (1, ["bad input", "to be built", "to be built"])
+    assert "model './no/such/model' is not there" in json.loads(done.stdout)["needs"][0]["what"]
+
+
+def test_a_store_that_cannot_be_read_is_one_line(command, cold_project, monkeypatch):
+    monkeypatch.setenv("DITTO_CACHE_DIR", "nosuch://bucket/ditto")
+    done = command("needs", "test_it.py")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "nosuch" in done.stderr
+
+
 def test_an_object_that_is_damaged_in_the_store_is_not_brought(command, cold_project, tmp_path):
     cold_project.runpytest_subprocess("test_it.py", "-k", "plain").assert_outcomes(passed=1)
     shutil.rmtree(tmp_path / "user")

@@ -141,10 +141,11 @@ def test_the_fixture_without_its_marker_is_refused(project):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/gates.md"])
 def test_the_example_of_the_page_runs(gate, page):
-    (example,) = re.findall(r"^```python\n(@pytest.mark.ditto_engine.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    (example,) = (block for block in blocks if "ditto_gate" in block)
     project = gate()
     (project.path / "tiny.jsonl").rename(project.path / "suite.jsonl")
     example = example.replace('"path-or-hub-id"', "model=tiny_llama")
-    project.makepyfile(test_answers=f"import pytest\nfrom tiny import tiny_llama\n\n{example}")
+    project.makepyfile(test_answers=f"from tiny import tiny_llama\n{example}")
     text = project.runpytest_inprocess().stdout.str()
     assert "ditto-engine: gate suite on onnxruntime int8 against" in text

@@ -210,6 +210,56 @@ def test_a_wrong_marker_is_the_error_of_its_test_alone_unless_the_run_is_strict(
         )
 
 
+def test_a_skipped_test_needs_no_marker_and_one_that_is_expected_to_fail_is_told_its_bad_input(project):
+    project.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("case", [pytest.param(1, marks=pytest.mark.skip(reason="later"))])
+        def test_skipped(ditto, case): pass
+
+        @pytest.mark.skipif(True, reason="never")
+        @pytest.mark.ditto_engine("m", dtyp="float32")
+        def test_never(ditto): pass
+        """
+    )
+    result = project.runpytest()
+    result.assert_outcomes(skipped=2)
+    assert result.ret == 0
+    project.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.xfail(strict=True)
+        @pytest.mark.ditto_engine("m", dtyp="float32")
+        def test_x(ditto): pass
+        """
+    )
+    result = project.runpytest()
+    assert result.ret == 4
+    result.stdout.fnmatch_lines(["note: *::test_x was expected to fail, but not by bad input: *no argument 'dtyp'*"])
+
+
+def test_a_list_that_makes_no_tests_is_told_where_it_would(project):
+    project.makepyfile(
+        """
+        import pytest
+
+        LIST = pytest.mark.ditto_engine("m", dtype=["float32", "float16"])
+
+        @pytest.mark.parametrize("case", [pytest.param(1, marks=LIST)])
+        def test_param(ditto, case): pass
+
+        @LIST
+        def test_late(request): request.getfixturevalue("ditto")
+        """
+    )
+    result = project.runpytest()
+    assert result.ret == 4
+    told = "*lists several values, which makes several tests only on a test that names the fixture: give one value in *"
+    result.stdout.fnmatch_lines([told, told])
+
+
 def test_every_wrong_test_has_its_line(project):
     project.makepyfile(
         """

@@ -29,3 +29,10 @@ def test_the_message_is_that_of_assert_close(project):
 
 def test_an_assertion_about_something_else_keeps_its_message(project):
     assert lines_of(project, "assert run.steps == 99")[0].startswith("assert 3 == 99")
+
+
+def test_a_table_keeps_its_lines_where_the_terminal_lacks_its_bars(project, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    project.makepyfile(test_x=DIVERGES.format(line="run.assert_close()"))
+    result = project.runpytest_subprocess("-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(["* engine diverges at *", "rel_l2 by depth at step 0, *", "margin * worst step *"])

@@ -108,6 +108,12 @@ def test_a_line_that_is_no_sample_is_named(tmp_path, line):
         read_samples(path)
 
 
+def test_a_line_ends_at_a_line_feed_alone_and_a_byte_order_mark_is_no_part_of_it(tmp_path):
+    line = json.dumps(choice(0, [-1, -2], 1, "two\u2028lines\u0085"), ensure_ascii=False)  # as the harness writes it
+    (tmp_path / "samples.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{line}\r\n".encode())
+    assert [sample.id for sample in read_samples(tmp_path / "samples.jsonl")] == ["0"]
+
+
 def test_an_empty_file_and_a_chat_are_refused(tmp_path):
     (tmp_path / "empty").write_text("\n")
     for path in (tmp_path / "empty", tmp_path / "nowhere"):

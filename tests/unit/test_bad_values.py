@@ -21,7 +21,7 @@ from ditto_core.debug.tactics import read_folder
 from ditto_core.dumps.base import natural
 from ditto_core.engines.copied import DIGESTS_FILE
 from ditto_core.engines.engine import MANIFEST_FILE, Engine
-from ditto_core.errors import BuildError, CacheError, ModelError, UsageError
+from ditto_core.errors import BuildError, CacheError, ModelError, TraceError, UsageError
 from ditto_core.graphs.files import read_model
 from ditto_core.graphs.graph import Graph
 from ditto_core.model.checkpoint import load_tokenizer
@@ -83,6 +83,15 @@ def copied(tmp_path):
     engine.save_manifest()
     (engine.directory / "engine.onnx").write_bytes(b"graph")
     return engine.copy_to(tmp_path / "copy").directory
+
+
+def test_a_copy_that_fails_is_one_line_and_leaves_nothing_in_the_way(copied, tmp_path):
+    engine = Engine.load(copied)
+    (copied / "gone").symlink_to("nowhere")
+    one_line(TraceError, lambda: engine.copy_to(tmp_path / "again"), "cannot write .*again: .*No such file")
+    assert not (tmp_path / "again").exists()
+    (copied / "gone").unlink()
+    assert Engine.load(engine.copy_to(tmp_path / "again").directory).spec == engine.spec
 
 
 HARM = {

@@ -71,6 +71,10 @@ def refused(tmp_path, monkeypatch, capsys):
         (("gate", "check", "absent.json"), "absent.json is no gate result (No such file or directory)"),
         (("gate", "check", "gate.json", "--max-age=-1d"), "cannot read the time '-1d', expected a number and s, m, h"),
         (("gate", "merge", "gate.json", "--output", "folder"), "cannot write folder: Is a directory"),
+        ((*GATE, "--output", "suite.jsonl"), "output suite.jsonl would overwrite the suite: name another file"),
+        ((*GATE, "--baseline", "five.json", "--output", "five.json"), "output five.json would overwrite the baseline"),
+        ((*GATE, "--baseline", "suite.jsonl", "--update-baseline"), "suite.jsonl would overwrite the suite: name"),
+        (("gate", "merge", "gate.json", "--output", "gate.json"), "--output gate.json would overwrite the shard"),
         ((*CALIBRATE, "--output", "folder"), "cannot write folder: Is a directory"),
         ((*CALIBRATE, "--output", "no.toml"), "no.toml cannot be read as TOML"),
         (

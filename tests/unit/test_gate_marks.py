@@ -133,6 +133,17 @@ def test_files_that_cannot_be_written_are_said_before_anything_runs(project):
         marked.check_files(update=True)
 
 
+def test_a_result_is_not_written_over_the_suite_or_the_baseline(project):
+    (project / "tiny.jsonl").write_text("{}")
+    (project / "base.json").write_text("{}")
+    for name in ("tiny.jsonl", "base.json"):
+        with pytest.raises(UsageError, match=rf"output .*{name} would overwrite the"):
+            MarkedGate.of({"name": "nightly", "output": name}, project).check_files(update=False)
+    onto = MarkedGate.of({"name": "nightly", "baseline": "tiny.jsonl"}, project)
+    with pytest.raises(UsageError, match=r"baseline .*tiny\.jsonl would overwrite the suite"):
+        onto.check_files(update=True)
+
+
 @pytest.mark.parametrize(("count", "names"), [(1, []), (3, ["1/3", "2/3", "3/3"]), (0, []), ("2", [])])
 def test_a_marker_asks_for_shards_by_number(count, names):
     assert shards_of({"shards": count}) == names

@@ -93,6 +93,8 @@ def test_a_shard_that_does_not_exist_is_refused(text):
         ('{"text": "a", "answer": "b"}', "expected neither 'choices' nor 'answer'"),
         ('{"prompt": "a", "choices": ["b", "c"], "answer": 2}', "an index into the 2 choices, got 2"),
         ('{"prompt": "a", "choices": ["b"], "answer": 0}', "at least two choices"),
+        ('{"prompt": "a", "choices": ["b", "c", "b"], "answer": 2}', "one choice that is the answer, got 'b' twice"),
+        ('{"prompt": "a", "choices": [[1], [1]], "answer": 0}', "one choice that is the answer, got (1,) twice"),
         ('{"prompt": "a", "answer": 3}', "expected 'answer' to be a text"),
         ('{"prompt": "a", "answer": " "}', "expected 'answer' to be a text"),
     ],
@@ -104,6 +106,19 @@ def test_a_bad_line_is_named_with_what_was_expected(tmp_path, line, message):
         load_suite(path)
     assert message in str(error.value)
     assert "line 2" in str(error.value)
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_ends_at_a_line_feed_alone_and_a_byte_order_mark_is_no_part_of_it(tmp_path, mark, end):
+    texts = ["a\u2028b", "a\u0085b\u2029", "café"]
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(mark + "".join(json.dumps({"text": text}, ensure_ascii=False) + end for text in texts).encode())
+    assert [sample.text for sample in load_suite(path).samples] == texts
+
+
+def test_wrong_choices_may_be_alike():
+    assert Sample.from_json({"prompt": "a", "choices": ["b", "c", "b"], "answer": 1}, "0").answer == 1
 
 
 def test_an_empty_file_and_a_double_id_are_refused(tmp_path):

@@ -51,12 +51,12 @@ def refused(tmp_path, monkeypatch, capsys):
     [
         ((*GATE, "--output", "folder"), "cannot write folder: Is a directory"),
         ((*GATE, "--output", "suite.jsonl/x.json"), "cannot write suite.jsonl/x.json: File exists"),
-        ((*GATE, "--output", "suite.jsonl"), "--output suite.jsonl would overwrite the suite: name another file"),
+        ((*GATE, "--output", "suite.jsonl"), "output suite.jsonl would overwrite the suite: name another file"),
         (
             (*GATE, "--baseline", "five.json", "--output", "five.json"),
-            "--output five.json would overwrite the baseline",
+            "output five.json would overwrite the baseline",
         ),
-        ((*CALIBRATE, "--output", "suite.jsonl"), "--output suite.jsonl would overwrite the suite: name another file"),
+        ((*CALIBRATE, "--output", "suite.jsonl"), "output suite.jsonl would overwrite the suite: name another file"),
         (
             ("gate", "merge", "gate.json", "--output", "./gate.json"),
             "would overwrite the shard gate.json: name another",

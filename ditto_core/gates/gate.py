@@ -124,7 +124,7 @@ def run_gate(
     lost = [sample.id for sample in mine if sample.id not in done]
     if lost:
         raise RunError(f"gate {gate.suite.name}: sample {lost[0]!r} has no result ({len(lost)} of {len(mine)} missing)")
-    notes = tuple(baseline.warnings(receipt)) if baseline else ()
+    notes = tuple(baseline.warnings(receipt, gate.policy)) if baseline else ()
     result = GateResult(
         identity=identity,
         policy=gate.policy,

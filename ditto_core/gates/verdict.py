@@ -68,21 +68,29 @@ def judge(records: Sequence[Record], policy: Policy, dtype: str, floor: str = ""
 
 
 def accuracy(records: Sequence[Record], policy: Policy, dtype: str) -> GateVerdict | None:
-    """Judge right and wrong: the sign-flip test (exact McNemar) for any loss, the bootstrap for more than a limit."""
+    """Judge right and wrong: the sign-flip test (exact McNemar) for any loss, the bootstrap for more than a limit.
+
+    A reference that is right on too few for a loss of all of them to be significant leaves nothing to lose: that is
+    reported, not judged, and undecided where the policy names a limit.
+    """
     answered = [r for r in records if r.engine.correct is not None]
     if not answered:
         return None
     pairs = [(r.reference.correct is True, r.engine.correct is True) for r in answered]
-    n, limit = len(pairs), policy.limit(names.ACCURACY, dtype)
+    n, limit, least = len(pairs), policy.limit(names.ACCURACY, dtype), policy.least_clusters
     worse, better = (sum(a is x and b is not x for a, b in pairs) for x in (True, False))
     losses: dict[str, int] = {}
     for record, (theirs, ours) in zip(answered, pairs, strict=True):
         losses[record.group] = losses.get(record.group, 0) + theirs - ours
     groups = [r.group for r in answered]
+    right = {record.group for record, (theirs, _) in zip(answered, pairs, strict=True) if theirs}
+    losable = len(right) >= (1 if limit else least)
+    if not losable and len(losses) >= least and names.ACCURACY not in policy.limits:
+        limit = math.inf
     interval = ratio_interval([float(a - b) for a, b in pairs], [1.0] * n, **policy.draws, clusters=groups)
     p = sign_flip([*losses.values()])
     ok = p >= policy.alpha if limit == 0 else within(interval.low, limit)
-    decided = len(losses) >= policy.least_clusters and (limit == 0 or interval.high <= REACH * limit)
+    decided = losable and len(losses) >= least and (limit == 0 or interval.high <= REACH * limit)
     test = "exact sign flip by cluster" if len(losses) < n else "exact McNemar"
     return GateVerdict(
         names.ACCURACY,

@@ -222,7 +222,8 @@ def explained(id: str, run: Comparison) -> Explained:
     bad = run.first_bad.site if run.first_bad else "" if run.logits_ok else "logits"
     site = blamed[0].site if blamed else bad
     cause = run.localization.cause if run.localization else None
-    return Explained(id, site, cause.kind if cause and cause.site == site else "", headline(run), bool(run) or run.differs)
+    kind = cause.kind if cause and cause.site == site else ""
+    return Explained(id, site, kind, headline(run), bool(run) or run.differs)
 
 
 def tally(found: Sequence[Explained]) -> Iterator[str]:

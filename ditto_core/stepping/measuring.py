@@ -123,7 +123,7 @@ class Measuring:
         if self._tolerance.rules and (rules := self._tolerance.requests(names, self._step)):
             requested = measure_requested(rules, metrics.metrics, own.actual, own.expected, pair.valid)
             metrics.metrics = replace(metrics.metrics, requested=requested)
-        if pair.noisy:
+        if pair.noisy and metrics.metrics.count:
             samples, twice = seen[1 : 1 + len(pair.noisy)], seen[1 + len(pair.noisy) :]
             self._found.floor.setdefault(pair.tap.site, {})[self._step] = self._floor(pair, samples, twice)
         known = self.floor(pair.tap)

@@ -327,7 +327,8 @@ def test_the_receipt_tells_what_produced_the_result(whole):
     assert len(receipt.engine) == len(receipt.reference) == len(receipt.model) == 64
     assert receipt.versions.keys() >= {"torch", "transformers", "onnxruntime", "python"}
     assert receipt.machine.keys() == {"gpu", "driver", "cpu", "system"}
-    assert receipt.settings.keys() == {"tf32_matmul", "tf32_cudnn", "NVIDIA_TF32_OVERRIDE", "threads"}
+    arithmetic = {"tf32_matmul", "tf32_cudnn", "NVIDIA_TF32_OVERRIDE", "sums_in_16_bits", "sdpa", "cpu_capability"}
+    assert receipt.settings.keys() == {*arithmetic, "threads"}
     assert receipt.seeds.keys() == {"bootstrap", "torch"}
     assert json.loads(json.dumps(receipt.to_json()))
 

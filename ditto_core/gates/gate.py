@@ -114,7 +114,8 @@ def run_gate(
     """
     job, identity = prepare(gate, workspace, baseline)
     receipt = receipt_of(gate, identity, workspace)
-    key = fingerprint(identity.key, str(shard), receipt.circumstances, gate.device, gate.rows)
+    known = baseline.to_json() if baseline else None
+    key = fingerprint(identity.key, str(shard), receipt.circumstances, gate.device, gate.rows, known)
     path = workspace.cache.state(STATE, f"{key}.jsonl")
     journal = Journal(path, Record.to_json, Record.from_json)
     mine = shard.of(gate.suite.samples)

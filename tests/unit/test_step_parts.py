@@ -298,3 +298,16 @@ def test_a_kept_floor_lacks_other_steps_and_other_steps_of_its_sites(site, step,
     """A site that it has at no step may be one that nothing in the engine's dtype computes."""
     result = SiteResult(step, site, 0, replace(measured(0.0), count=count), UNJUDGED, floor)
     assert lacks({"x": {0: Noise(0.1)}, "y": {0: Noise(0.2)}}, [result]) == lacking
+
+
+def test_the_floor_of_integers_is_no_matter_of_rules():
+    """It is kept, and another run may have none: two of four differ by one."""
+    ids = torch.tensor([[1, 2, 3, 4]])
+    found = Measured()
+    rule = Tolerance.of({"ids": {"metric": "mismatched", "bound": 0.0, "atol": 5.0}})
+    comparer = Comparer((Tap("ids", "i"),), 0, IDS, found, rule, "float16")
+    comparer.take_engine("ids", ids)
+    comparer.take_noisy("ids", ids + torch.tensor([0, 1, 1, 0]))
+    comparer.take_reference("ids", ids)
+    comparer.flush()
+    assert found.floor["ids"][0].rel_l2 == 0.5

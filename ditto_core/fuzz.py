@@ -131,7 +131,7 @@ class Fuzzer:
     def search(self, seconds: float) -> Outcome:
         """Try what the corpus holds, then new prompts until ``seconds`` are over or one is found and shrunk.
 
-        The time begins when both sides are built and open.
+        The time begins when both sides are built and open. Raises :class:`UsageError` when it allows no prompt.
         """
         sides(self._pair)
         self._stop = time.monotonic() + seconds
@@ -139,6 +139,8 @@ class Fuzzer:
             found = self._known() or self._new()
         finally:
             self._corpus.save()
+        if not self._tried:
+            raise UsageError(f"no batch was tried in {seconds:g} s: nothing is known of this engine; give it more time")
         return Outcome(found, self._tried, self._margin)
 
     def _known(self) -> Failure | None:

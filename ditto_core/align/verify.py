@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from ditto_core.align.file import OnnxFile, ask_fused
 from ditto_core.align.matching import LOOSE
 from ditto_core.align.parts import outputs_of
 from ditto_core.align.probes import HELD_OUT, PADDING, Probe, probe
+from ditto_core.align.values import HIDDEN_SCORE
 from ditto_core.errors import DittoError, UsageError
 
 if TYPE_CHECKING:
@@ -85,16 +87,23 @@ def values_at(found: Alignment, file: OnnxFile, places: Mapping[str, Place], giv
 
 
 def distance(place: Place, value: Any, expected: Any, real: Any, batch: int) -> float:
-    """Return the relative L2 error of a place; of a tensor [batch, length, …] at the real tokens only."""
+    """Return the relative L2 error of a place; of a tensor [batch, length, …] at the real tokens only.
+
+    What hides on both sides, with whatever numbers, is alike, and so is NaN; where one side alone is not finite the
+    error is infinite.
+    """
     try:
         actual = place.take(value, batch)
     except UsageError:
-        return float("inf")
+        return math.inf
     if actual.shape[1:2] == (1,) and expected.ndim == 3:
         expected = expected[:, -1:]
     if actual.shape != expected.shape:
-        return float("inf")
+        return math.inf
     if real is not None and expected.shape[:2] == real.shape:
         actual, expected = actual[real], expected[real]
-    actual, expected = (np.where(np.abs(a) < 1e9, a, 0).astype(np.float64) for a in (actual, expected))
+    alike = (np.minimum(np.abs(actual), np.abs(expected)) >= HIDDEN_SCORE) | (np.isnan(actual) & np.isnan(expected))
+    actual, expected = (np.where(alike, 0, side).astype(np.float64) for side in (actual, expected))
+    if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
+        return math.inf
     return float(np.linalg.norm((actual - expected).ravel()) / (np.linalg.norm(expected.ravel()) + 1e-30))

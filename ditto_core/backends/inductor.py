@@ -26,6 +26,7 @@ from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
 from ditto_core.system.cpu import INSTRUCTIONS, instruction_sets
+from ditto_core.system.fingerprint import fingerprint
 
 PROGRAM_FILE, PACKAGE_FILE = "program.pt2", "package.pt2"
 COMPILERS = ("inductor", "aot_inductor", "aot_eager")
@@ -65,14 +66,15 @@ class InductorBackend:
         return {"torch": str(torch.__version__)}
 
     def machine_code(self, spec: EngineSpec) -> dict[str, str]:
-        """Return the CPU and the compiler of a package, and the number of threads that it divides work among.
+        """Return the CPU, the compiler and the compiler's settings of a package, and the number of threads that it
+        divides work among.
 
         See :class:`~ditto_core.backends.base.CompilesForCpu`.
         """
         if one_of("compiler", spec, COMPILERS) != "aot_inductor":
             return {}
         decided = {"vectors": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
-        return {INSTRUCTIONS: instruction_sets(), "compiler": compiler_version(), **decided}
+        return {INSTRUCTIONS: instruction_sets(), "compiler": compiler_version(), "settings": settings(), **decided}
 
     def build(self, request: BuildRequest) -> BuildReport:
         """Trace the model with the taps as outputs; AOTInductor also compiles it here.
@@ -176,6 +178,13 @@ def compiler_version() -> str:
     path = cxx()
     said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout if path else ""
     return said.partition("\n")[0]
+
+
+def settings() -> str:
+    """Return a digest of inductor's settings, which ``TORCHINDUCTOR_…`` variables set, too: they decide its code."""
+    from torch._inductor import config
+
+    return fingerprint(repr(sorted(config.save_config_portable().items())))[:12]
 
 
 def compiled(directory: Path, compiler: str, mode: str) -> Run:

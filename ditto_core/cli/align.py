@@ -31,7 +31,7 @@ def command(
     inputs: Annotated[
         list[str] | None, typer.Option("--input", help="INPUT=ROLE where a name does not tell; repeatable.")
     ] = None,
-    faults: Annotated[int, typer.Option(help="Faults to look for, each after those before it are repaired.")] = 3,
+    faults: Annotated[int, typer.Option(min=1, help="Faults to look for, each after those before are repaired.")] = 3,
     weights: Annotated[
         bool, typer.Option("--weights", help="Quantized file: tell what the weights cost and what the kernels do.")
     ] = False,

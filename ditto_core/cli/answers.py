@@ -1,5 +1,5 @@
 """`ditto answers`: which site explains the answers that an engine lost. Exit code 0: none lost or none explained, 1: a
-site is to blame."""
+site is to blame, 2: none is, and some could not be compared."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def command(
         write_atomic(json_file, json.dumps([each.to_json() for each in found], indent=1) + "\n")
     for line in tally(found):
         typer.echo(visible(line))
-    if any(each.site for each in found):
-        raise typer.Exit(1)
+    if any(each.site or not each.compared for each in found):
+        raise typer.Exit(1 if any(each.site for each in found) else 2)
 
 
 def replayed(lost: Sequence[Lost], source: str, cache_dir: str | None, built: Mapping[str, Any]) -> list[Explained]:

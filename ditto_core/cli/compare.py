@@ -91,7 +91,8 @@ def command(
 
 
 def conclude(found: Comparison, json_file: Path | None, calibrate: Path | None, verbose: bool) -> None:
-    """Show and write what was found, and exit as it says: 1 where tensors differ, 2 where some were not compared."""
+    """Show and write what was found, and exit as it says: 1 where tensors differ, 2 where some were not compared, or
+    none could be judged."""
     from ditto_core.compare.tolerance_files import calibrate as write_rules
 
     if json_file is not None:
@@ -100,7 +101,7 @@ def conclude(found: Comparison, json_file: Path | None, calibrate: Path | None, 
     if calibrate is not None:
         typer.echo(f"{write_rules([found], calibrate)} rules in {calibrate}: review and commit it", err=True)
     if not found:
-        raise typer.Exit(2 if found.missing else 1)
+        raise typer.Exit(1 if found.differs and not found.missing else 2)
 
 
 def compare_files(actual: Path, expected: Path, json_file: Path | None, context: typer.Context) -> None:

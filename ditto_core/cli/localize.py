@@ -1,4 +1,7 @@
-"""`ditto localize`: which site adds the error, and why. Exit code 0: none, 1: a site is to blame or results differ."""
+"""`ditto localize`: which site adds the error, and why.
+
+Exit code 0: none, 1: a site is to blame or results differ, 2: no local error was measured.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +84,8 @@ def command(
         typer.echo(f"no site is to blame, but {headline(comparison)}")
     if found.blamed or not comparison:
         raise typer.Exit(1)
+    if not found.measured:
+        raise typer.Exit(2)
 
 
 def localize_engine(workspace: Workspace, directory: Path, prompts: list[str | list[int]], steps: int) -> Comparison:

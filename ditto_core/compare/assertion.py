@@ -116,8 +116,9 @@ def assert_close(
         leaves = list(walk(name, actual, expected))
     except RecursionError as error:
         raise UsageError("cannot compare what contains itself, or is nested about a thousand deep") from error
-    if not leaves:
-        raise AssertionError(f"{name or 'comparison'}: nothing to compare, both sides hold no tensor")
+    if not any(leaf.expected.numel() or leaf.actual.numel() for leaf in leaves):
+        what = "only empty tensors" if leaves else "no tensor"
+        raise AssertionError(f"{name or 'comparison'}: nothing to compare, both sides hold {what}")
     check_selectors(tables, [dotted(leaf.path, name) for leaf in leaves])
     failures = [
         (leaf.path, lines)

@@ -139,6 +139,11 @@ class Localization:
         """Results above their bound, earliest step first, then topological order."""
         return tuple(sorted((r for r in self.results if r.flagged), key=lambda r: (r.step, r.order)))
 
+    @cached_property
+    def measured(self) -> tuple[str, ...]:
+        """Sites of which some element was measured: what is not finite in the replay itself is left out."""
+        return tuple(dict.fromkeys(result.site for result in self.results if result.metrics.count))
+
     @property
     def first(self) -> Blame | None:
         """The site to look at first."""

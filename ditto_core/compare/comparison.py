@@ -30,9 +30,9 @@ class Comparison(ComparisonData):
 
     def assert_same_tokens(self) -> None:
         """Raise ``AssertionError`` when a greedy token differs and the reference did not nearly tie there, and when no
-        tokens were compared at all steps."""
+        tokens were compared at all steps, or none of them could be judged."""
         __tracebackhide__ = True
-        if not self.tokens or any(token.flips for token in self.tokens):
+        if not any(token.judged for token in self.tokens) or any(token.flips for token in self.tokens):
             raise AssertionError(token_message(self))
 
     def _repr_html_(self) -> str:

@@ -59,7 +59,7 @@ class ComparisonData:
 
     def __bool__(self) -> bool:
         judged = not self.missing and not self.unjudged_outputs
-        return self.decided and judged and not self.failures and self.logits_ok
+        return self.decided and judged and not self.differs
 
     def __iter__(self) -> Iterator[SiteResult]:
         return iter(sorted(self.results, key=lambda r: (-r.verdict.margin, r.step, r.order)))
@@ -84,6 +84,11 @@ class ComparisonData:
     def logits_ok(self) -> bool:
         """Tell whether no verdict on the logits failed."""
         return all(verdict.ok for _, verdict in self.logits_verdicts)
+
+    @property
+    def differs(self) -> bool:
+        """Tell whether a tensor or the logits failed; without it a comparison that does not hold was not decided."""
+        return bool(self.failures) or not self.logits_ok
 
     @cached_property
     def measured(self) -> bool:
@@ -130,10 +135,10 @@ class ComparisonData:
     def unjudged_outputs(self) -> tuple[SiteResult, ...]:
         """Final outputs that could not be judged: they make the comparison fail.
 
-        One that depends on a near tie does not, where the same output was judged at another step.
+        One of which no element was compared (padding, near ties) does not, where it was judged at another step.
         """
         judged = {r.site for r in self.results if r.verdict.judged}
-        return tuple(r for r in self.inconclusive if r.final and not (r.tied and r.site in judged))
+        return tuple(r for r in self.inconclusive if r.final and (r.metrics.count or r.site not in judged))
 
     @property
     def healed(self) -> tuple[SiteResult, ...]:

@@ -138,6 +138,8 @@ def prepared(rule: Rule, actual: torch.Tensor, expected: torch.Tensor) -> tuple[
             f"{rule.prepare} gives {kind(a)} for the engine and {kind(b)} for the reference, expected "
             "tensors of one shape"
         )
+    if not a.numel():
+        raise UsageError(f"{rule.prepare} leaves no element of either side for {rule.selector!r}: nothing to judge")
     return a, b
 
 

@@ -55,7 +55,10 @@ class SiteResult:
 
 @dataclass(frozen=True)
 class TokenResult:
-    """Greedy tokens of one row on both sides and what became of each difference."""
+    """Greedy tokens of one row on both sides and what became of each difference.
+
+    ``left_out``: steps that depend on a choice of experts that nearly tied, where another token says nothing.
+    """
 
     prompt: str
     engine: tuple[int, ...]
@@ -63,6 +66,7 @@ class TokenResult:
     engine_text: str = ""
     reference_text: str = ""
     near_ties: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
 
     @property
     def differences(self) -> tuple[int, ...]:
@@ -77,8 +81,13 @@ class TokenResult:
 
     @property
     def flips(self) -> tuple[int, ...]:
-        """Differences that are no near ties."""
-        return tuple(i for i in self.differences if i not in self.near_ties)
+        """Differences that are no near ties, and depend on none."""
+        return tuple(i for i in self.differences if i not in self.near_ties + self.left_out)
+
+    @property
+    def judged(self) -> int:
+        """Number of tokens that say something: those that are equal or not left out."""
+        return min(len(self.engine), len(self.reference)) - len({*self.differences} & {*self.left_out})
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ditto_core.compare.judging import RANDOM
 from ditto_core.compare.result import STEPS
+from ditto_core.compare.tolerance import EMPTY
 
 if TYPE_CHECKING:
     from ditto_core.compare._record import Metrics
@@ -54,6 +55,8 @@ def headline(comparison: ComparisonData) -> str:
 
 def no_verdict(comparison: ComparisonData) -> str:
     """Return what could not be judged or compared at all; empty where nothing is in the way of a verdict."""
+    if len(comparison) and not comparison.measured and not any(r.tied for r in comparison.results):
+        return f"nothing was compared: the tensors of all {len(comparison.sites)} sites are empty"
     if comparison.unjudged_outputs:
         output = comparison.unjudged_outputs[0]
         return f"the output {output.site}, step {output.step}, could not be judged: {output.verdict}"
@@ -61,8 +64,6 @@ def no_verdict(comparison: ComparisonData) -> str:
         return not_compared(comparison)
     if not len(comparison):
         return "nothing was compared: the engine has no outputs in common with its reference"
-    if not comparison.measured:
-        return f"nothing was compared: the tensors of all {len(comparison.sites)} sites are empty"
     if not comparison.decided:
         return f"nothing was judged: {comparison.inconclusive[0].verdict.rule}"
     return ""
@@ -240,14 +241,17 @@ def advice_without_bad_site(comparison: ComparisonData) -> str:
     """Return what to do next where no site diverges."""
     if not comparison.logits_ok:
         return "next: this quantization loses more than healthy ones do; keep sensitive layers in a wider dtype"
+    if len(comparison) and not comparison.measured:
+        return "next: give inputs of at least one row"
     if any(output.verdict.rule.startswith(RANDOM) for output in comparison.unjudged_outputs):
         return (
             "next: take the random numbers out of forward: eval(), no dropout, a fixed seed or an input for the noise"
         )
     if comparison.unjudged_outputs:
-        return "next: run this model in a dtype that holds its numbers, or give a tolerance for this output"
-    if len(comparison) and not comparison.measured:
-        return "next: give inputs of at least one row"
+        output = comparison.unjudged_outputs[0]
+        allow = f"give inputs for which it has some, or a tolerance of infinity for {output.site!r}"
+        wider = "run this model in a dtype that holds its numbers, or give a tolerance for this output"
+        return f"next: {allow if output.verdict.rule == EMPTY else wider}"
     if from_dumps(comparison):
         return "next: a name map aligns names and layouts, --ignore-missing leaves out names of one side only"
     return "next: leave these sites out of outputs=, or take a reference that has them"
@@ -259,6 +263,8 @@ def token_message(comparison: ComparisonData) -> str:
     if not comparison.tokens:
         why = (note for note in comparison.notes if note.startswith(NO_LOGITS))
         return f"no tokens were compared: {next(why, 'only generate(prompts) has any')}"
+    if not any(token.judged for token in comparison.tokens):
+        return "no token could be judged: all of them differ and depend on experts that nearly tie in the reference"
     rows = [(i, token) for i, token in enumerate(comparison.tokens) if token.flips]
     row, token = min(rows, key=lambda item: item[1].flips[0])
     step = token.flips[0]

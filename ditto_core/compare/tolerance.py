@@ -40,6 +40,9 @@ SETTINGS = ("factor", "finite")
 NONFINITE = "nonfinite"
 """What is counted where NaN and Inf fail on both sides."""
 
+EMPTY = "it has no element that was compared"
+"""Why a tensor is not judged that is empty, or of which everything was left out."""
+
 EPSILON: Mapping[str, float] = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,
@@ -205,7 +208,8 @@ class Tolerance:
         reference's own largest |d|, which are judged where the tensor as a whole is within its floor. In this order: a
         user's rule; mismatches of integers; elements, with :attr:`allclose`; the noise floor; the noise floor widened
         by a kernel property, which makes the result ``explained``; the table by dtype. Where the floor is not usable,
-        what exceeds the table is ``inconclusive``.
+        what exceeds the table is ``inconclusive``; so is a tensor of which no element was compared, unless a rule of
+        the user's allows it anything.
         """
         decided = self._decided(sites, step, metrics)
         if decided is not None:
@@ -223,11 +227,16 @@ class Tolerance:
         return self._by_floor(step, metrics, dtype, floor, kernels, parts) or without_floor(metrics, dtype, reason)
 
     def _decided(self, sites: Sequence[str], step: int, metrics: Metrics) -> Verdict | None:
-        """Judge by what the user says: no NaN and Inf on either side, then the rules; None where nothing is said."""
+        """Judge by what the user says: no NaN and Inf on either side, then the rules; None where nothing is said.
+
+        What has no element that was compared is not judged, unless all its rules allow anything.
+        """
         nonfinite = metrics.nan_actual + metrics.inf_actual + metrics.nan_expected + metrics.inf_expected
         if self.finite and nonfinite:
             return decide(NONFINITE, nonfinite, 0.0, "finite: NaN and Inf fail on either side")
         verdicts = [rule.judge(metrics) for rule in self.rules_for(sites, step)]
+        if not metrics.count and not (verdicts and all(verdict.bound == math.inf for verdict in verdicts)):
+            return Verdict(INCONCLUSIVE, "rel_l2", metrics.rel_l2, math.inf, EMPTY)
         return max(verdicts, key=lambda verdict: (not verdict.ok, verdict.margin), default=None)
 
     def _integers(self, metrics: Metrics, floor: float, reason: str) -> Verdict:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError
+from ditto_core.gates.policy import KL, Policy
 from ditto_core.gates.result import GateResult, Identity
 from ditto_core.gates.scoring import Known
 from ditto_core.gates.suite import Suite
@@ -63,9 +65,12 @@ class Baseline:
             found = self.identity.floor or "no dtype"
             raise UsageError(f"the baseline has the reference's error in {found}, expected {run.floor}: {REMEDY}")
 
-    def warnings(self, receipt: Receipt) -> list[str]:
-        """Return what differs between the machine and versions that wrote the baseline and those of a run."""
-        return [f"baseline: {change}" for change in receipt.changes(self.receipt)]
+    def warnings(self, receipt: Receipt, policy: Policy) -> list[str]:
+        """Return what differs between the machine and versions that wrote the baseline and those of a run, and which of
+        the policy's limits decide nothing beside it."""
+        idle = [name for name in KL if math.isfinite(policy.limits.get(name, math.inf))]
+        said = (f"no KL without the reference's logits: the limit of {name} decides nothing" for name in idle)
+        return [f"baseline: {text}" for text in (*receipt.changes(self.receipt), *said)]
 
     def save(self, path: Path) -> None:
         """Write the baseline, one line a sample, so that a change of it can be reviewed. Raises :class:`TraceError`."""

@@ -71,7 +71,7 @@ class Calibration:
             sides += [str(self.reference), workspace.digest(self.spec.model), str(self.spec.attention)]
         tokens = suite.tokens(workspace.language(self.spec.model).tokenizer)
         here = make_receipt(threads=self.threads).circumstances
-        return fingerprint(sides, suite.digest, tokens, self.steps, self.device, here)
+        return fingerprint(sides, suite.digest, tokens, self.steps, self.device, here, self.tolerance.to_json())
 
     def open(self, workspace: Workspace) -> Measuring:
         """Build the engine, or find it, and open both sides."""

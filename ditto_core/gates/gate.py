@@ -114,7 +114,8 @@ def run_gate(
     """
     job, identity = prepare(gate, workspace, baseline)
     receipt = receipt_of(gate, identity, workspace)
-    key = fingerprint(identity.key, str(shard), receipt.circumstances, gate.device, gate.rows)
+    known = baseline.to_json() if baseline else None
+    key = fingerprint(identity.key, str(shard), receipt.circumstances, gate.device, gate.rows, known)
     path = workspace.cache.state(STATE, f"{key}.jsonl")
     journal = Journal(path, Record.to_json, Record.from_json)
     mine = shard.of(gate.suite.samples)
@@ -124,7 +125,7 @@ def run_gate(
     lost = [sample.id for sample in mine if sample.id not in done]
     if lost:
         raise RunError(f"gate {gate.suite.name}: sample {lost[0]!r} has no result ({len(lost)} of {len(mine)} missing)")
-    notes = tuple(baseline.warnings(receipt)) if baseline else ()
+    notes = tuple(baseline.warnings(receipt, gate.policy)) if baseline else ()
     result = GateResult(
         identity=identity,
         policy=gate.policy,

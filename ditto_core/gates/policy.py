@@ -12,6 +12,7 @@ from ditto_core.errors import UsageError, nearest
 
 ACCURACY, PERPLEXITY = "accuracy_drop", "perplexity_ratio"
 KL_MEAN, KL_BY_SAMPLE, KL_P99 = "kl_mean", "kl_by_sample", "kl_p99"
+KL = (KL_MEAN, KL_BY_SAMPLE, KL_P99)
 TOP1, GREEDY = "top1_disagreement", "greedy_disagreement"
 WORST = "worst_sample"
 METRICS = (ACCURACY, PERPLEXITY, KL_MEAN, KL_BY_SAMPLE, KL_P99, TOP1, GREEDY, WORST)

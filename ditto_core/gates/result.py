@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ditto_core.errors import UsageError
-from ditto_core.gates.policy import Policy
+from ditto_core.gates.policy import KL, Policy
 from ditto_core.gates.record import Record
 from ditto_core.gates.verdict import GateVerdict, judge
 from ditto_core.system.files import parse_json, path_of, read_text
@@ -92,8 +92,19 @@ class GateResult:
 
     @property
     def undecided(self) -> bool:
-        """Tell whether the gate could not fail, and so does not pass: no bound at all, or too few samples for one."""
-        return not any(verdict.judged for verdict in self.verdicts) or bool(self.unsettled)
+        """Tell whether the gate could not fail, and so does not pass: no bound at all, too few samples for one, or none
+        for a limit that was set."""
+        return not any(verdict.judged for verdict in self.verdicts) or bool(self.unsettled or self.unmeasured)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """The metrics that the policy limits and no sample yields: accuracy without answers, perplexity without texts.
+
+        Beside a baseline there is no KL at all, which a note says (:meth:`~ditto_core.gates.Baseline.warnings`).
+        """
+        found = {verdict.metric for verdict in self.verdicts}
+        found |= set() if any(record.kl for record in self.records) else set(KL)
+        return tuple(name for name, limit in self.policy.limits.items() if math.isfinite(limit) and name not in found)
 
     @property
     def unsettled(self) -> tuple[GateVerdict, ...]:
@@ -118,6 +129,8 @@ class GateResult:
         if self.unsettled:
             first = self.unsettled[0]
             return f"{head}: UNDECIDED, {describe(first)}: too few {first.evidence} to exclude twice the limit"
+        if self.unmeasured:
+            return f"{head}: UNDECIDED, {self.unmeasured[0]} has a limit and no sample yields it"
         if self.undecided:
             return f"{head}: FAILED, none of its metrics has a limit"
         return f"{head}: passed, {len(self.ids)} samples"

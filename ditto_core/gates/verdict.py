@@ -74,7 +74,10 @@ def judge(records: Sequence[Record], policy: Policy, dtype: str, floor: str = ""
 
 
 def accuracy(records: Sequence[Record], policy: Policy, dtype: str) -> GateVerdict | None:
-    """Judge right and wrong: the sign-flip test (exact McNemar) for any loss, the bootstrap for more than a limit."""
+    """Judge right and wrong: the sign-flip test (exact McNemar) for any loss, the bootstrap for more than a limit.
+
+    Only what the reference gets right can be lost: of too few such answers it is undecided.
+    """
     answered = [r for r in records if r.engine.correct is not None]
     if not answered:
         return None

@@ -25,6 +25,7 @@ Replay = Callable[[str], "Comparison"]
 
 AGREES = "engine within its bounds"
 ELSEWHERE = f"{AGREES}: a near tie, or what surrounds the model"
+NOT_COMPARED = "not compared"
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,22 @@ class Lost:
 @dataclass(frozen=True)
 class Explained:
     """What the replay of one lost answer shows: the first site that adds error itself (else the first that diverges,
-    else empty: the engine is within its bounds there), and the cause that was named.
+    else empty: the engine is within its bounds there, or what it does could not be judged and ``compared`` is False),
+    and the cause that was named.
     """
 
     id: str
     site: str
     cause: str
     verdict: str
+    compared: bool = True
 
-    def to_json(self) -> dict[str, str]:
+    @property
+    def where(self) -> str:
+        """The site, or why there is none."""
+        return self.site or (AGREES if self.compared else f"{NOT_COMPARED}: {self.verdict}")
+
+    def to_json(self) -> dict[str, str | bool]:
         """Return a JSON-ready dictionary."""
         return asdict(self)
 
@@ -204,21 +212,23 @@ def explain(lost: Sequence[Lost], replay: Replay, say: Callable[[str], None] = l
     found = []
     for i, answer in enumerate(lost, 1):
         found.append(explained(answer.id, replay(answer.text)))
-        say(f"{i} of {len(lost)}: question {answer.id}: {found[-1].site or AGREES}")
+        say(f"{i} of {len(lost)}: question {answer.id}: {found[-1].where}")
     return found
 
 
 def explained(id: str, run: Comparison) -> Explained:
     """Return what one comparison blames."""
     blamed = run.localization.blamed if run.localization else ()
-    site = blamed[0].site if blamed else run.first_bad.site if run.first_bad else ""
+    bad = run.first_bad.site if run.first_bad else "" if run.logits_ok else "logits"
+    site = blamed[0].site if blamed else bad
     cause = run.localization.cause if run.localization else None
-    return Explained(id, site, cause.kind if cause and cause.site == site else "", headline(run))
+    kind = cause.kind if cause and cause.site == site else ""
+    return Explained(id, site, kind, headline(run), bool(run) or run.differs)
 
 
 def tally(found: Sequence[Explained]) -> Iterator[str]:
     """Yield a line for each site: how many lost answers it explains, and the cause most often named there."""
-    for site, count in Counter(each.site for each in found).most_common():
-        causes = Counter(each.cause for each in found if each.site == site and each.cause).most_common(1)
+    for where, count in Counter(each.where for each in found).most_common():
+        causes = Counter(each.cause for each in found if each.where == where and each.cause).most_common(1)
         what = f" ({causes[0][0]})" if causes else ""
-        yield f"{count} of {len(found)} lost answers: {site or ELSEWHERE}{what}"
+        yield f"{count} of {len(found)} lost answers: {ELSEWHERE if where == AGREES else where}{what}"

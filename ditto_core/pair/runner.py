@@ -14,10 +14,10 @@ from ditto_core.compare.tolerance import LUCK, Tolerance
 from ditto_core.errors import first_line
 from ditto_core.session import LacksTaps, RunsRanks
 from ditto_core.stepping.comparer import NOT_DELIVERED
-from ditto_core.stepping.floor import BESIDE_TRACES, Floor, read_floor, write_floor
+from ditto_core.stepping.floor import BESIDE_TRACES, Floor, lacks, read_floor, write_floor
 from ditto_core.stepping.sides import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
-from ditto_core.system.receipt import machine, packages, tf32
+from ditto_core.system.receipt import arithmetic, machine, packages
 from ditto_core.system.threads import torch_threads
 from ditto_core.version import __version__
 
@@ -100,12 +100,22 @@ class Runner:
             return run_fn(sides, floor)[0]
 
     def _once(
-        self, run_fn: RunFn, key: Any, localizer: TapReader | None, dump: Path | None, samples: int
+        self,
+        run_fn: RunFn,
+        key: Any,
+        localizer: TapReader | None,
+        dump: Path | None,
+        samples: int,
+        *,
+        anew: bool = False,
     ) -> tuple[Comparison, Floor]:
-        """Run both sides; a noise floor of so many samples that is not known yet is measured and kept."""
+        """Run both sides; a noise floor of so many samples that is not known yet is measured and kept.
+
+        One of a run that ended early, or did not compare a site at a step, is measured ``anew``.
+        """
         sessions = self._sessions
         path = self._floor_path(key, samples)
-        floor = read_floor(path, sessions.workspace.say)
+        floor = None if anew else read_floor(path, sessions.workspace.say)
         low_precision = None if floor else sessions.low_precision
         sides = Sides(
             sessions.engine,
@@ -118,6 +128,8 @@ class Runner:
         )
         with torch_threads(self._options.threads), recording(sides, self._writers(dump)):
             comparison, measured = run_fn(sides, floor)
+        if floor and lacks(floor, comparison.results) and sessions.low_precision is not None:
+            return self._once(run_fn, key, localizer, dump, samples, anew=True)
         if low_precision is not None:
             write_floor(path, measured)
         if dump is not None:
@@ -260,7 +272,7 @@ class Runner:
         facts = [reference.backend, reference.dtype, reference.device, dict(reference.facts)]
         model = [self._sessions.workspace.digest(spec.model), self._sessions.built.facts.get("export")]
         sites = [tap.site for tap in self._sessions.engine.taps]
-        here = [__version__, packages(), machine(), tf32(), threads]
+        here = [__version__, packages(), machine(), arithmetic(), threads]
         return fingerprint(model, here, facts, spec.dtype, spec.attention, sites, key)
 
     def _writers(self, folder: Path | None) -> tuple[Recorder, Recorder] | None:

@@ -80,7 +80,8 @@ class InputRelations:
         alone, batch = stacked(runs), self._capture(self.session, inputs)
         sides = self._side(batch, f"in a batch of {rows}"), self._side(alone, "alone")
         name = "row alone = row in batch"
-        return relate(name, *sides, self._taps, tolerance=terms.tolerance, floor=terms.floor)
+        outputs = self._outputs(alone)
+        return relate(name, *sides, self._taps, tolerance=terms.tolerance, floor=terms.floor, outputs=outputs)
 
     def _same_bits(self, inputs: Inputs, terms: Terms) -> Relation:
         first, second = (self._capture(self.session, inputs, by_row=False) for _ in range(2))
@@ -98,6 +99,10 @@ class InputRelations:
         known = {tap.value for tap in self.session.taps}
         outputs = (Tap(name, name, axes=axes) for name, axes in self.axes.items() if name not in known)
         return (*self.session.taps, *outputs)
+
+    def _outputs(self, captured: Captured) -> set[str]:
+        """Return the names of the model's outputs, those too whose dimensions no graph names."""
+        return {*self.axes, *(captured.values.keys() - {tap.site for tap in self.session.taps})}
 
     def _side(self, captured: Captured, label: str) -> Side:
         return Side(self.session.info, captured, OneStep(label))

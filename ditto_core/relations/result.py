@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ditto_core.compare._record import encode
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.judging import judge
+from ditto_core.compare.judging import judge, unjudged
 from ditto_core.compare.metrics import ShapeMismatch, measure
 from ditto_core.compare.requested import measure_requested
 from ditto_core.compare.result import SiteResult
+from ditto_core.compare.text import headline
 from ditto_core.compare.tokens import LogitsMetrics, measure_logits, rounded_as
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.verdict import DIVERGED, UNJUDGED, WITHIN, Verdict
@@ -83,11 +84,14 @@ class Relation:
         first, worst = self.first, self.comparison.worst
         if first is not None:
             return f"{self.name}: broken at {first}"
-        if not self:
-            site, reason = next(iter(self.comparison.missing.items()), ("every site", "nothing to compare"))
+        if not self and self.comparison.missing:
+            site, reason = next(iter(self.comparison.missing.items()))
             return f"{self.name}: not comparable at {site}: {reason}"
+        if not self:
+            return f"{self.name}: {headline(self.comparison)}"
         assert worst is not None
-        where = f"{len(self.comparison)} sites, worst {worst.verdict} at {worst.site}"
+        left_out = f", {len(self.comparison.notes)} left out" if self.comparison.notes else ""
+        where = f"{len(self.comparison)} sites{left_out}, worst {worst.verdict} at {worst.site}"
         return f"{self.name}: holds, {self.status} ({where})"
 
     def assert_holds(self) -> None:
@@ -141,12 +145,18 @@ def relate(
     tolerance: Tolerance | None = None,
     floor: Mapping[str, float] | None = None,
     exact: bool = False,
+    outputs: Collection[str] = ("logits",),
 ) -> Relation:
-    """Compare two runs site by site; ``exact`` asks for the same bits, else ``tolerance`` judges with the ``floor``."""
+    """Compare two runs site by site; ``exact`` asks for the same bits, else ``tolerance`` judges with the ``floor``.
+
+    ``outputs`` are the names of the model's outputs: each has to be judged.
+    """
     tolerance = tolerance or Tolerance()
     names = {tap.site: (tap.site, *tap.aliases, tap.value) for tap in taps}
     requests = {site: tolerance.requests(names.get(site, (site,)), 0) for site in expected.captured.values}
     results, missing, bits = measured(actual.captured, expected.captured, floor or {}, requests)
+    finals = {*outputs, *(tap.site for tap in taps if tap.value in outputs)}
+    results = [replace(result, final=result.site in finals) for result in results]
     judged = (
         tuple(map(bitwise(bits), results)) if exact else judge(results, tolerance, taps, actual.info, one_engine=True)
     )
@@ -163,7 +173,7 @@ def relate(
         results=judged,
         tolerance=tolerance,
         logits=logits,
-        missing=missing,
+        missing=unjudged(actual.info.judged_as, judged, logits, taps) | missing,
         taps=taps,
         notes=notes,
         receipt=make_receipt(),

@@ -155,7 +155,7 @@ def session_facts(info: SessionInfo) -> list[tuple[str, str]]:
 def token_view(row: TokenResult) -> dict[str, Any]:
     """Return a row of tokens: for each step both sides' tokens, and ``same``, ``near tie`` or ``flip``."""
     pairs = enumerate(zip(row.engine, row.reference, strict=False))
-    marks = [(i, a, b, "same" if a == b else "near tie" if i in row.near_ties else "flip") for i, (a, b) in pairs]
+    marks = [(i, a, b, "same" if a == b else "flip" if i in row.flips else "near tie") for i, (a, b) in pairs]
     return {"row": row, "steps": marks, "count": Counter(mark for *_, mark in marks)}
 
 

@@ -22,7 +22,9 @@ def localization_text(found: Localization, *, verbose: bool = False) -> str:
 
 def headline(found: Localization) -> str:
     """Return the verdict in one line."""
-    sites = len(found.by_site)
+    sites = len(found.measured)
+    if not sites:
+        return "no local error was measured"
     if found.first is None:
         worst = max((r for r in found.results if not r.explained), key=lambda r: r.ratio, default=None)
         near = f"; largest at {worst.site}: {worst.metrics.rel_l2:.1e} <= {worst.bound:.1e}" if worst else ""

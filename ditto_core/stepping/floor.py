@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ditto_core.system.atomic import write_atomic
 from ditto_core.system.files import parse_json, read_text
 from ditto_core.system.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from ditto_core.compare.result import SiteResult
 
 
 class Noise(NamedTuple):
@@ -38,6 +41,13 @@ Floor = dict[str, dict[int, Noise]]
 
 BESIDE_TRACES = "floor.json"
 """File in a run's folder, beside the traces of its two sides."""
+
+
+def lacks(floor: Floor, results: Iterable[SiteResult]) -> bool:
+    """Tell whether there are results that a noise floor lacks, of a step or of a site that it knows."""
+    steps = {step for known in floor.values() for step in known}
+    bare = (r for r in results if r.floor is None and r.metrics.count)
+    return any(r.step not in steps or r.site in floor for r in bare)
 
 
 def read_floor(path: Path, say: Callable[[str], None]) -> Floor | None:

@@ -210,9 +210,9 @@ def token_results(
         theirs = tuple(tokens[row] for tokens in found.reference_tokens)
         flips = ((step, flip) for step, flips in found.flips.items() for flip in flips if flip.index[0] == row)
         since = found.tied[row].step if row in found.tied else steps
-        ties = tuple(s for s, flip in flips if flip.near_tie or flip.gap <= noise.get(s, 0.0) or s >= since)
-        prompt = batch.texts[row] if batch.texts else ""
-        rows.append(TokenResult(prompt, ours, theirs, decode(list(ours)), decode(list(theirs)), ties))
+        ties = tuple(s for s, flip in flips if flip.near_tie or flip.gap <= noise.get(s, 0.0))
+        prompt, left_out = batch.texts[row] if batch.texts else "", tuple(range(since, steps))
+        rows.append(TokenResult(prompt, ours, theirs, decode(list(ours)), decode(list(theirs)), ties, left_out))
     return tuple(rows)
 
 

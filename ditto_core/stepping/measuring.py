@@ -93,15 +93,19 @@ class Measuring:
         plain = TensorPair(pair.actual, pair.expected, pair.tap.axes, pair.valid)
         yield self._with_bounds(pair, plain)
         for noisy in pair.noisy:
-            yield self._with_bounds(pair, plain._replace(actual=noisy))
+            yield self._with_bounds(pair, plain._replace(actual=noisy), ruled=False)
         if pair.first is not None:
             # The engine may have the last token's logits only.
             first = pair.first[:, -pair.expected.shape[1] :] if pair.first.dim() == 3 else pair.first
             yield plain._replace(actual=first, equal_nan=True)
 
-    def _with_bounds(self, pair: StepPair, asked: TensorPair) -> TensorPair:
-        """Add the tolerances of the elements: a rule's, none of integers, the usual ones."""
-        rtol, atol = self._tolerance.elementwise(pair.names, self._step) if self._tolerance.rules else (None, None)
+    def _with_bounds(self, pair: StepPair, asked: TensorPair, *, ruled: bool = True) -> TensorPair:
+        """Add the tolerances of the elements: a rule's, none of integers, the usual ones.
+
+        Noise is not ``ruled``: it is kept for runs with other rules.
+        """
+        rules = ruled and self._tolerance.rules
+        rtol, atol = self._tolerance.elementwise(pair.names, self._step) if rules else (None, None)
         usual = self._usual
         if self._own_dtype(pair, asked) in INTEGERS:
             usual = Elementwise(0.0, 0.0, usual.equal_nan)
@@ -123,7 +127,7 @@ class Measuring:
         if self._tolerance.rules and (rules := self._tolerance.requests(names, self._step)):
             requested = measure_requested(rules, metrics.metrics, own.actual, own.expected, pair.valid)
             metrics.metrics = replace(metrics.metrics, requested=requested)
-        if pair.noisy:
+        if pair.noisy and metrics.metrics.count:
             samples, twice = seen[1 : 1 + len(pair.noisy)], seen[1 + len(pair.noisy) :]
             self._found.floor.setdefault(pair.tap.site, {})[self._step] = self._floor(pair, samples, twice)
         known = self.floor(pair.tap)
@@ -147,14 +151,16 @@ class Measuring:
         floors = next((found for name in names if (found := self._found.floor.get(name))), {})
         return floors.get(self._step)
 
-    def _as_masks(self, pair: StepPair, asked: TensorPair, found: Found) -> tuple[TensorPair, Found]:
+    def _as_masks(
+        self, pair: StepPair, asked: TensorPair, found: Found, *, ruled: bool = True
+    ) -> tuple[TensorPair, Found]:
         """Measure what two attention masks hide, and scores without what a mask hides, instead of their numbers."""
         if not may_hide(asked.expected, found.metrics):
             return asked, found
         actual, expected = as_masks(asked.actual, asked.expected)
         if expected is asked.expected:
             return asked, found
-        again = self._with_bounds(pair, asked._replace(actual=actual, expected=expected))
+        again = self._with_bounds(pair, asked._replace(actual=actual, expected=expected), ruled=ruled)
         (measured,) = measure_all([again])
         return again, measured if isinstance(measured, Found) else found
 
@@ -171,7 +177,7 @@ class Measuring:
         return Noise.largest([self._noise(pair, *sample) for sample in samples])
 
     def _noise(self, pair: StepPair, asked: TensorPair, found: Found) -> Noise:
-        own, seen = self._as_masks(pair, asked, found)
+        own, seen = self._as_masks(pair, asked, found, ruled=False)
         if self._own_dtype(pair, own) in INTEGERS:
             return Noise(seen.metrics.mismatch_ratio)
         rows = seen.row_errors()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ditto_core.engines.staged import LATER, open_copy
-from ditto_core.errors import UsageError
-from ditto_core.model.checkpoint import gguf_in, load_tokenizer
+from ditto_core.errors import ModelError, UsageError, first_line
+from ditto_core.model.checkpoint import CHOOSING_FILE, gguf_in, load_tokenizer, locate
 from ditto_core.model.forward import DECODED
 from ditto_core.model.own_code import model_class
 from ditto_core.stepping.choosing import allowed_tokens, first_ids
@@ -78,7 +78,10 @@ def source_batch(
     inputs: Mapping[str, torch.Tensor] | None,
     steps: int,
 ) -> SourceBatch:
-    """Return what an encoder-decoder encodes, and what its configurations say of its tokens."""
+    """Return what an encoder-decoder encodes, and what its configurations say of its tokens.
+
+    Raises :class:`ModelError` for one that is damaged: other tokens would be generated.
+    """
     import transformers
 
     where, revision = source.location, source.revision or "main"
@@ -86,7 +89,9 @@ def source_batch(
     config = transformers.AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=trust)
     try:
         settings = transformers.GenerationConfig.from_pretrained(where, revision=revision)
-    except OSError:
+    except OSError as error:  # transformers says so of a file that is damaged, too
+        if (locate(source) / CHOOSING_FILE).exists():
+            raise ModelError(f"{CHOOSING_FILE} of {source.label} cannot be read: {first_line(error)}") from error
         settings = transformers.GenerationConfig.from_model_config(config)
     takes = getattr(model_class(source, config), "main_input_name", "input_ids")
     encoded, texts = dict(inputs or {}), tuple[str, ...]()

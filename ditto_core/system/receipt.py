@@ -25,7 +25,7 @@ class Receipt:
 
     ``engine``, ``reference`` and ``model`` are fingerprints (SHA-256), empty where they are not known (an engine
     directory that was copied out of the cache, a dump of another tool). ``machine`` holds ``gpu``, ``driver``, ``cpu``,
-    ``system``; ``settings`` TF32 and threads; ``seeds`` the bootstrap's and torch's.
+    ``system``; ``settings`` those of torch's arithmetic, and threads; ``seeds`` the bootstrap's and torch's.
     """
 
     created: float
@@ -100,7 +100,7 @@ def make_receipt(
         model=model,
         versions={**packages(), "python": platform.python_version(), **(versions or {})},
         machine=machine(),
-        settings={**tf32(), "threads": str(threads or torch.get_num_threads())},
+        settings={**arithmetic(), "threads": str(threads or torch.get_num_threads())},
         seeds={"torch": torch.initial_seed(), **(seeds or {})},
     )
 
@@ -157,13 +157,21 @@ def processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def tf32() -> dict[str, str]:
-    """Return whether torch may use TF32, and what NVIDIA's own variable says."""
+def arithmetic() -> dict[str, str]:
+    """Return how torch may compute: TF32 and what NVIDIA's own variable says, sums in 16 bits, the kernels of attention
+    and the processor's instructions that are allowed."""
     import torch
+    from torch.backends import cpu, cuda
 
     convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # torch makes it at run time
+    sums = {name: getattr(cuda.matmul, f"allow_{name}_reduced_precision_reduction", False) for name in ("fp16", "bf16")}
+    sums |= {"fp16 accumulation": getattr(cuda.matmul, "allow_fp16_accumulation", False)}
+    kernels = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")}
     return {
-        "tf32_matmul": str(torch.backends.cuda.matmul.fp32_precision == "tf32").lower(),
+        "tf32_matmul": str(cuda.matmul.fp32_precision == "tf32").lower(),
         "tf32_cudnn": str(convolution.fp32_precision == "tf32").lower(),
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", "unset"),
+        "sums_in_16_bits": ", ".join(name for name, allowed in sums.items() if allowed) or "none",
+        "sdpa": ", ".join(name for name, allowed in kernels.items() if allowed) or "none",
+        "cpu_capability": cpu.get_cpu_capability(),
     }

@@ -108,13 +108,15 @@ def backend_checks(
 def check_backend(backend: Backend | str, **arguments: Any) -> None:
     """Run all checks; see :func:`backend_checks` for the arguments.
 
-    Raises AssertionError that lists what is broken, one line each.
+    Raises AssertionError that lists what is broken, one line each; :class:`UsageError` where ``without`` leaves none.
     """
     __tracebackhide__ = True
     checks = backend_checks(backend, **arguments)
+    if not checks:
+        raise UsageError("without= leaves no check: nothing is known of this backend")
     broken = [line for check in checks if (line := failure(check))]
-    name = checks[0].subject.backend.name if checks else backend
     if broken:
+        name = checks[0].subject.backend.name
         raise AssertionError(f"backend {name} breaks {len(broken)} of {len(checks)} promises:\n" + "\n".join(broken))
 
 

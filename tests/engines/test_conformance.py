@@ -56,6 +56,8 @@ def test_an_unknown_promise_is_refused_and_names_the_nearest():
     with pytest.raises(UsageError, match="'padding'") as caught:
         backend_checks("onnxruntime", without=["paddings"])
     assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(UsageError, match="leaves no check"):
+        check_backend("onnxruntime", without=NAMES)
 
 
 def test_openvino_without_its_look_at_the_inputs_is_found(workspace, monkeypatch):

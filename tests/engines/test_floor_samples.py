@@ -3,11 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ditto_core.backends.eager import EagerSession
 from ditto_core.backends.rounding import OtherRounding
 from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec
+from tests.models import llama
 
 WIDE = 2048
 
@@ -184,3 +186,43 @@ def test_half_precision_is_rounded_up_as_often_as_the_number_is_near(dtype):
     assert set(rounded.unique().tolist()) == {1.0, 1.0 + unit}
     assert float((rounded > 1).float().mean()) == pytest.approx(0.25, abs=0.015)
     assert exact.unique().tolist() == [1.0]
+
+
+class Rolled(EagerSession):
+    """The model with its logits moved by one token from the second step on: it generates others."""
+
+    def step(self, inputs, sink):
+        outputs = super().step(inputs, sink)
+        decoding = inputs["input_ids"].shape[1] == 1
+        return {**outputs, "logits": outputs["logits"].roll(1, -1)} if decoding else outputs
+
+
+def test_the_floor_of_a_run_that_ended_early_is_measured_again_where_a_run_goes_on(workspace):
+    """Both sides follow their own tokens and part at once; what they kept has no floor of the later steps."""
+    pair = Pair(workspace, EngineSpec.of(llama, outputs="model.layers.*"), PairOptions(observer=False))
+    good = pair.sessions.engine
+    pair.sessions.__dict__["engine"] = Rolled(pair.sessions.model, good.taps, dtype="float32")
+    assert pair.generate([[5, 6, 7]], max_new_tokens=5, forced=False).steps == 2
+    pair.sessions.__dict__["engine"] = good
+    found = pair.generate([[5, 6, 7]], max_new_tokens=5)
+    assert found
+    assert found.steps == 5
+    assert all(result.floor is not None for result in found.results)
+    pair.close()
+
+
+def test_a_floor_is_of_the_kernels_that_attention_may_use(workspace):
+    """Without its fused kernel torch rounds otherwise; the floor of the one is not the other's."""
+    spec = EngineSpec.of(llama, dtype="float16", attention="sdpa", outputs="model.layers.*.self_attn")
+
+    def floors():
+        pair = Pair(workspace, spec, PairOptions(observer=False))
+        found = pair.generate([[5, 6, 7, 8]], max_new_tokens=1)
+        pair.close()
+        return [result.floor for result in found.results]
+
+    fused = floors()
+    with sdpa_kernel(SDPBackend.MATH):
+        plain = floors()
+    assert plain != fused
+    assert floors() == fused

@@ -233,6 +233,7 @@ def test_a_killed_gate_goes_on_without_repeating_a_sample(workspace, shared_cach
 def test_a_gate_goes_on_only_with_the_threads_batch_and_machine_that_it_began_with(workspace, monkeypatch):
     gate, said = tiny_gate(tiny_suite(4, 0, 0), "onnxruntime"), []
     told = replace(workspace, say=said.append)
+    known = Baseline.of(run_gate(gate, workspace))
 
     def interrupted(done, total):
         if done == 2:
@@ -245,6 +246,7 @@ def test_a_gate_goes_on_only_with_the_threads_batch_and_machine_that_it_began_wi
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("NVIDIA_TF32_OVERRIDE", "0")
         run_gate(gate, told)
+    run_gate(gate, told, baseline=known)  # its samples have the reference's results from there, and no KL
     assert said == []
     run_gate(gate, told)
     assert said == ["gate tiny goes on: 2 of 4 samples are done"]
@@ -327,7 +329,8 @@ def test_the_receipt_tells_what_produced_the_result(whole):
     assert len(receipt.engine) == len(receipt.reference) == len(receipt.model) == 64
     assert receipt.versions.keys() >= {"torch", "transformers", "onnxruntime", "python"}
     assert receipt.machine.keys() == {"gpu", "driver", "cpu", "system"}
-    assert receipt.settings.keys() == {"tf32_matmul", "tf32_cudnn", "NVIDIA_TF32_OVERRIDE", "threads"}
+    arithmetic = {"tf32_matmul", "tf32_cudnn", "NVIDIA_TF32_OVERRIDE", "sums_in_16_bits", "sdpa", "cpu_capability"}
+    assert receipt.settings.keys() == {*arithmetic, "threads"}
     assert receipt.seeds.keys() == {"bootstrap", "torch"}
     assert json.loads(json.dumps(receipt.to_json()))
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ditto_core.compare.tolerance import Tolerance
 from ditto_core.compare.tolerance_files import load_tolerance, write_rules
 from ditto_core.errors import UsageError
 from ditto_core.gates import Sample, Suite
@@ -62,6 +63,13 @@ def test_a_reference_that_is_an_engine_is_part_of_what_a_calibration_is(workspac
         Calibration.of(tiny_gate(suite, reference), TAPS[1:], workspace) for reference in ("eager", "onnxruntime")
     )
     assert eager.key(suite, workspace) != engine.key(suite, workspace)
+
+
+def test_what_decides_whether_the_engine_is_healthy_is_part_of_what_a_calibration_is(workspace, suite):
+    """A sample that looser rules let pass is judged again by stricter ones."""
+    rules = (Tolerance.of({"logits": {"metric": "kl_max", "bound": bound}}) for bound in (9.0, 1e-9))
+    loose, strict = (Calibration.of(tiny_gate(suite), TAPS[1:], workspace, rule) for rule in rules)
+    assert loose.key(suite, workspace) != strict.key(suite, workspace)
 
 
 def test_a_sample_that_does_not_fit_is_named(workspace):

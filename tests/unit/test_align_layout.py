@@ -1,10 +1,14 @@
 """Layouts between a file's values and the model's sites: found from shapes, applied at other sizes, written as text."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
+from ditto_core.align.alignment import Place
 from ditto_core.align.layout import Layout, layouts
+from ditto_core.align.verify import distance
 from ditto_core.errors import UsageError
 
 BATCHES = (2, 3)
@@ -80,3 +84,20 @@ def test_a_text_that_is_no_layout_is_refused(text):
 def test_a_tensor_that_does_not_fit_is_refused():
     with pytest.raises(UsageError, match="63"):
         Layout.parse("b t (c d) -> b c t d, c=4, d=16").apply(np.zeros((1, 2, 63)))
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "error"),
+    [
+        ([1.0, math.nan], [1.0, 0.0], math.inf),
+        ([1.0, math.inf], [1.0, 1e-6], math.inf),
+        ([1.0, math.nan], [1.0, math.nan], 0.0),
+        ([1.0, -3e38], [1.0, -math.inf], 0.0),
+        ([2.0, 0.0], [1.0, 0.0], 1.0),
+    ],
+)
+def test_what_is_not_finite_on_one_side_is_not_left_out(actual, expected, error):
+    """A NaN counted as 0, which a reference near 0 did not show."""
+    axes = (("b",), ("c",))
+    place = Place("x", "x", Layout(axes, axes))
+    assert distance(place, np.float32([actual]), np.float32([expected]), None, 1) == error

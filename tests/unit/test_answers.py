@@ -136,6 +136,15 @@ def test_a_site_is_counted_for_each_answer_that_it_explains():
     assert second.startswith("1 of 3 lost answers: engine within its bounds")
 
 
+def test_an_answer_whose_replay_could_not_be_compared_is_not_said_to_be_within_bounds():
+    lacking = replace(passing(), missing={"lm_head": "the engine did not deliver it"}, logits=())
+    [found] = explain([Lost("1", "a")], lambda text: lacking)
+    assert (found.site, found.compared) == ("", False)
+    [line] = tally([found])
+    assert line.startswith("1 of 1 lost answers: not compared: 1 of ")
+    assert line.endswith("lm_head: the engine did not deliver it")
+
+
 def test_what_adds_the_error_goes_before_what_diverges_first():
     from ditto_core.compare.blame import Blame, Cause, Localization
 

@@ -113,7 +113,7 @@ def test_nan_on_both_sides_is_not_waved_through_by_a_bound_on_the_norm():
     assert "rel_l2 inf" in message(both, both, rel_l2=1.0)
 
 
-@pytest.mark.parametrize("nothing", [{}, [], (), {"a": []}])
+@pytest.mark.parametrize("nothing", [{}, [], (), {"a": []}, torch.empty(0), {"a": np.empty((0, 4)), "b": None}])
 def test_comparing_nothing_is_a_failure(nothing):
     assert "nothing to compare" in message(nothing, nothing)
 

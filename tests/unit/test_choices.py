@@ -100,6 +100,14 @@ def test_a_site_of_which_nothing_is_left_is_inconclusive_with_the_near_tie_as_th
     assert verdicts["mlp", 1].rule.startswith("experts nearly tie at mlp.gate (step 0, row 0, position 1")
 
 
+def test_a_site_of_which_nothing_is_left_leaves_no_floor():
+    """It would be 0, for an engine that does not tie there, too."""
+    _, found = run(1e-3, causal=False)
+    found.tied[1] = found.tied[0]
+    run(0.1, step=1, found=found, noisy=True)
+    assert 1 not in found.floor.get("mlp", {})
+
+
 def test_where_the_reference_in_the_engines_dtype_chooses_otherwise_its_floor_is_left_out():
     verdicts, found = run(1e-3, noisy=True)
     assert verdicts["mlp", 0].status == WITHIN

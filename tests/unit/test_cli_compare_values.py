@@ -194,10 +194,20 @@ def test_a_bound_of_infinity_goes_through_json(compare, tmp_path):
 def test_tensors_that_are_all_empty_are_no_agreement(compare, tmp_path):
     empty = safetensors(tmp_path / "a.safetensors", past=torch.zeros(0, 4))
     code, output = compare(empty, empty)
-    assert code == 1
+    assert code == 2
     assert "nothing was compared: the tensors of all 1 sites are empty" in output
     beside = safetensors(tmp_path / "b.safetensors", past=torch.zeros(0, 4), x=X)
     assert compare(beside, beside)[0] == 0
+
+
+def test_an_output_without_elements_is_not_compared_unless_a_rule_allows_that(compare, tmp_path):
+    """No box on either side says nothing of boxes; the exit code is not that of a difference."""
+    ours = safetensors(tmp_path / "a.safetensors", x=X, **{"output:boxes": torch.zeros(0, 4)})
+    code, output = compare(ours, ours)
+    assert code == 2
+    assert "the output output:boxes, step 0, could not be judged" in output
+    assert "a tolerance of infinity for 'output:boxes'" in output
+    assert compare(ours, ours, "--tolerance", "output:boxes=inf")[0] == 0
 
 
 def test_a_bound_that_is_missed_by_a_hair_shows_by_how_much(compare, tmp_path):

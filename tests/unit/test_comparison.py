@@ -150,6 +150,16 @@ def test_token_flips_leave_near_ties_out():
     compared({}, tokens=(TokenResult("p", (1, 2), (1, 3), near_ties=(1,)),)).assert_same_tokens()
 
 
+def test_tokens_that_all_depend_on_a_near_tie_of_experts_are_no_agreement():
+    """One token that is equal, or that no such choice decides, is something to go by."""
+    lost = TokenResult("p", (4, 5), (1, 2), left_out=(0, 1))
+    assert (lost.judged, lost.flips) == (0, ())
+    with pytest.raises(AssertionError, match="no token could be judged"):
+        compared({}, tokens=(lost,)).assert_same_tokens()
+    for other in (TokenResult("q", (1, 9), (1, 2), left_out=(0, 1)), TokenResult("q", (3,), (3,))):
+        compared({}, tokens=(lost, other)).assert_same_tokens()
+
+
 @pytest.mark.parametrize(("notes", "reason"), [((), "only generate"), (("the reference has no logits: x",), "x")])
 def test_where_no_tokens_were_compared_they_are_not_the_same(notes, reason):
     with pytest.raises(AssertionError, match=f"no tokens were compared: .*{reason}"):

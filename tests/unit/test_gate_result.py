@@ -108,6 +108,33 @@ def test_a_gate_whose_metrics_have_no_limit_does_not_pass():
     assert unlimited.summary.endswith("FAILED, none of its metrics has a limit")
 
 
+def test_a_limit_on_what_no_sample_yields_leaves_the_gate_undecided():
+    """Texts have no answers: the limit held for any engine."""
+    texts = [text(f"t{i}", 10.0, 10.0, kl=(1e-5,) * 3) for i in range(10)]
+    assert result(texts)
+    found = result(texts, limits={"accuracy_drop": 0.01, "kl_p99": math.inf})
+    assert (bool(found), found.undecided) == (False, True)
+    assert found.summary.endswith("UNDECIDED, accuracy_drop has a limit and no sample yields it")
+
+
+def test_a_baseline_says_which_limits_decide_nothing():
+    without = result([text(f"t{i}", 10.0, 10.0) for i in range(10)], limits={"kl_mean": 0.01})
+    assert without
+    notes = Baseline.of(without).warnings(RECEIPT, without.policy)
+    assert notes == ["baseline: no KL without the reference's logits: the limit of kl_mean decides nothing"]
+
+
+@pytest.mark.parametrize(("limits", "passes"), [({}, True), ({"accuracy_drop": 0.0}, False)])
+def test_a_reference_that_is_hardly_ever_right_leaves_nothing_to_lose(limits, passes):
+    """Four right answers that are all lost have p = 1/16: nothing that the engine answers could fail."""
+    wrong = [Record(f"q{i}", Side(correct=False), Side(correct=i < 4)) for i in range(10)]
+    texts = [text(f"t{i}", 10.0, 10.0, kl=(1e-5,) * 3) for i in range(10)]
+    found = result([*wrong, *texts], limits=limits)
+    assert bool(found) == passes
+    assert verdict(found, "accuracy_drop").judged != passes
+    assert not result(wrong)
+
+
 def test_a_result_survives_json_and_is_judged_anew(tmp_path):
     found = result([*answers(worse=5), text("t", math.inf, 1.0, kl=(0.5, 1e-9))], limits={"kl_p99": math.inf})
     found.save(tmp_path / "gate.json")
@@ -164,8 +191,8 @@ def test_a_baseline_survives_its_file_and_an_edit_is_noticed(tmp_path):
 def test_a_baseline_names_what_differs_on_another_machine():
     baseline = Baseline.of(result(answers()))
     here = replace(RECEIPT, versions={"torch": "2.14"}, machine={"gpu": "H100", "driver": "580"})
-    assert baseline.warnings(RECEIPT) == []
-    assert baseline.warnings(here) == [
+    assert baseline.warnings(RECEIPT, Policy()) == []
+    assert baseline.warnings(here, Policy()) == [
         "baseline: torch was 2.13, is 2.14",
         "baseline: driver was absent, is 580",
         "baseline: gpu was none, is H100",

@@ -15,6 +15,7 @@ from ditto_core.compare.ulp import spacing
 from ditto_core.compare.ulp import tolerance as elementwise
 from ditto_core.compare.verdict import DIVERGED, INCONCLUSIVE, UNJUDGED, WITHIN
 from ditto_core.sites import Tap
+from ditto_core.stepping.choices import Tied
 from ditto_core.stepping.lockstep import noise_of, token_results
 from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.prompts import TokenBatch
@@ -104,6 +105,9 @@ def test_a_near_tie_is_measured_by_the_noise_of_the_logits_alone(name, gap, ties
     first, second = token_results(Sides(side, side), found, batch, Tolerance(), None)
     assert (first.near_ties, first.flips) == (ties, () if ties else (1,))
     assert (second.near_ties, second.flips) == ((), (2,))
+    found.tied = {1: Tied(1, "experts nearly tie")}
+    second = token_results(Sides(side, side), found, batch, Tolerance(), None)[1]
+    assert (second.near_ties, second.left_out, second.flips, second.judged) == ((), (1, 2), (), 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32])

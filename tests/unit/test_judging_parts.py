@@ -10,7 +10,7 @@ from ditto_core.compare.judging import judge_logits
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.row_error import RowError
 from ditto_core.compare.tokens import measure_logits
-from ditto_core.compare.tolerance import EPSILON, FACTOR, TABLE, Tolerance, by_kernels
+from ditto_core.compare.tolerance import EMPTY, EPSILON, FACTOR, TABLE, Tolerance, by_kernels
 from ditto_core.compare.verdict import DIVERGED, EXPLAINED, INCONCLUSIVE, WITHIN, decide
 from ditto_core.errors import SelectorError, UsageError
 from ditto_core.session import KernelProperty
@@ -196,8 +196,15 @@ def test_a_floor_of_fewer_than_32_elements_is_a_small_sample(count, multiple):
     assert judged(metrics).bound == pytest.approx(4 * multiple * 1e-2)
 
 
-def test_a_tensor_without_elements_is_within():
-    assert judged(measure(torch.ones(0), torch.ones(0))).status == WITHIN
+@pytest.mark.parametrize("rule", [{}, {"x": 1.0}, {"x": {"metric": "cosine", "at_least": 0.5}}])
+def test_a_tensor_without_elements_is_not_judged(rule):
+    verdict = Tolerance.of(rule).judge(["x"], 0, measure(torch.ones(0), torch.ones(0)), "float32", 1e-3)
+    assert (verdict.status, verdict.rule) == (INCONCLUSIVE, EMPTY)
+
+
+def test_a_user_may_allow_a_tensor_to_be_empty():
+    verdict = Tolerance.of({"x": math.inf}).judge(["x"], 0, measure(torch.ones(0), torch.ones(0)), "float32")
+    assert verdict.status == WITHIN
 
 
 def test_an_error_at_what_a_kernel_property_allows_is_explained():

@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ditto_core.compare.comparison import Comparison
 from ditto_core.compare.judging import judge, unjudged, usual_floors
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
@@ -202,3 +205,38 @@ def test_only_floors_that_were_measured_make_a_usual_one():
     assert usual_floors([result(step=1, floor=None), result(step=1, floor=0.01), result(step=2, floor=0.03)]) == {
         ("x", True): pytest.approx(0.02)
     }
+
+
+MASKS = st.lists(st.booleans(), min_size=6, max_size=6)
+SITES = st.fixed_dictionaries(
+    {
+        "site": st.sampled_from(["a", "a.b", "boxes"]),
+        "step": st.integers(0, 2),
+        "final": st.booleans(),
+        "floor": st.sampled_from([None, 1e-3, 0.3, math.nan]),
+        "tied": st.sampled_from(["", "experts nearly tie"]),
+    }
+)
+RULES = st.dictionaries(st.sampled_from(["*", "boxes", "a.b"]), st.sampled_from([1e-9, 0.5, 2.0]))
+
+
+@given(st.lists(st.tuples(SITES, MASKS, st.sampled_from([0.0, 1e-3, 9.0])), max_size=5), RULES)
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_left_out_a_pass_rests_on_an_element_of_every_output(parts, rules):
+    """The elements that count are those of the masks: counted here, not by what judges."""
+    seen = {}
+    for order, (fields, mask, error) in enumerate(parts):
+        valid, expected = torch.tensor(mask), torch.arange(1.0, 7.0)
+        metrics = measure(expected * (1 + error), expected, valid=valid)
+        tied = "" if any(mask) else fields["tied"]
+        seen[fields["site"], fields["step"]] = SiteResult(
+            metrics=metrics, order=order, verdict=UNJUDGED, **{**fields, "tied": tied}
+        )
+    results = judged(*seen.values(), tolerance=Tolerance.of(rules))
+    holds = bool(Comparison(ENGINE, ENGINE, results, Tolerance.of(rules)))
+    counts = {r.site: 0 for r in results if r.final}
+    for place, (fields, mask, _) in enumerate(parts):
+        there = next((r for r in results if r.order == place), None)
+        if there is not None and there.verdict.judged:
+            counts[fields["site"]] = counts.get(fields["site"], 0) + sum(mask)
+    assert not holds or (counts and all(counts[r.site] for r in results if r.final) and any(counts.values()))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -102,3 +103,9 @@ def test_a_failure_names_its_likeliest_cause_and_what_next():
     run = compared({(0, "lm_head"): 0.1}, localization=localization(blamed=(BLAME,), causes=(CAUSE,)))
     with pytest.raises(AssertionError, match=r"cause \(90%\): bias at a.q: bias is missing; look at q's bias"):
         run.assert_close()
+
+
+def test_a_site_counts_as_measured_where_some_element_was():
+    """What the replay itself makes not finite is left out; of the second site nothing is left."""
+    empty = replace(local("b", order=1), metrics=replace(measured(0.0), count=0))
+    assert localization(local(step=0), local(step=1), empty).measured == ("a.q",)

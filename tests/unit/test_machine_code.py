@@ -42,6 +42,16 @@ def test_the_key_has_cpu_and_compiler_where_code_is_compiled_when_the_engine_is_
     assert len(found) == keys
 
 
+@pytest.mark.parametrize(("compiler", "same"), [("aot_inductor", False), ("inductor", True)])
+def test_the_key_has_the_settings_of_what_compiles(compiler, same):
+    from torch._inductor import config
+
+    before = engine_key(spec(compiler), InductorBackend(), "content")
+    with config.patch(emulate_precision_casts=True):
+        assert (engine_key(spec(compiler), InductorBackend(), "content") == before) is same
+    assert engine_key(spec(compiler), InductorBackend(), "content") == before
+
+
 def test_code_of_a_cpu_with_more_instructions_is_refused_in_one_line(machine, tmp_path):
     machine(AVX512, "AVX512")
     made = versions_of(spec("aot_inductor"), InductorBackend())

@@ -121,7 +121,7 @@ def test_two_shapes_of_one_site_are_said_and_a_side_of_nothing_too():
     found = relate("r", side({"x": torch.ones(1, 2, 3)}), side({"x": torch.ones(1, 2, 4)}), ())
     assert str(found) == "r: not comparable at x: shapes differ: actual [1, 2, 3], expected [1, 2, 4]"
     nothing = relate("r", side({}), side({}), ())
-    assert str(nothing) == "r: not comparable at every site: nothing to compare"
+    assert str(nothing).startswith("r: nothing was compared")
     logits = relate("r", side({"logits": torch.ones(1, 2, 3)}), side({"logits": torch.ones(1, 3, 3)}), ())
     assert logits.comparison.logits == ()
     rule = Tolerance.of({"x": {"metric": "max_abs", "bound": 0.5}})
@@ -252,6 +252,26 @@ def test_rows_of_inputs_by_name_hold_and_break():
     assert held[0].comparison.notes == ("left out sum: axes ?: no row to align by",)
     (broken,) = InputRelations(Net(0.5), ROWS, AXES).check(None, "row_in_batch")
     assert (bool(broken), broken.first.site, broken.first.step) == (False, "double", 0)
+
+
+@pytest.mark.parametrize(("rule", "holds"), [({}, False), ({"z": 1.0}, False), ({"z": 1.0, "y": 1.0}, True)])
+def test_the_outputs_of_a_quantized_engine_that_are_no_logits_need_a_rule(rule, holds):
+    """Nothing bounds them: they held whatever they were."""
+    net = Net(50.0 * (not holds))
+    net.info = SessionInfo("stand-in", "stand-in", "int8")
+    (found,) = InputRelations(net, ROWS, AXES, Terms(Tolerance.of(rule))).check(None, "row_in_batch")
+    assert bool(found) == holds
+    assert holds or "an int8 engine is judged by its logits, which there are none of" in str(found)
+
+
+def test_a_quantized_engine_holds_by_its_logits_and_breaks_by_them():
+    def side(logits):
+        captured = Captured({"logits": logits, "inner": logits}, dict.fromkeys(("logits", "inner"), ("batch", "", "")))
+        return Side(SessionInfo("stand-in", "stand-in", "int8"), captured, OneStep("by hand"))
+
+    logits = torch.randn(1, 40, 8, generator=torch.Generator().manual_seed(0))
+    assert relate("r", side(logits), side(logits), ())
+    assert str(relate("r", side(-logits), side(logits), ())).startswith("r: engine diverges at the logits")
 
 
 def test_an_output_without_known_dimensions_and_a_tap_that_does_not_come_are_not_passed_over():

@@ -157,6 +157,10 @@ def sums(tensor):
     return tensor.sum(-1)
 
 
+def none_left(tensor):
+    return tensor[tensor > math.inf]
+
+
 def unfit(tensor):
     return tensor[: int(tensor[0])]
 
@@ -216,6 +220,7 @@ def test_tensors_pass_through_a_preparation_before_any_metric():
     [
         ({"metric": ":spread", "bound": 1}, ":spread"),
         ({"prepare": unfit, "bound": 1}, "unfit"),
+        ({"prepare": none_left, "bound": 1}, "none_left leaves no element of either side for 'x'"),
         ({"prepare": broken, "bound": 1}, "no such kernel"),
         ({"metric": broken, "bound": 1}, "no such kernel"),
         ({"metric": words, "bound": 1}, "str"),

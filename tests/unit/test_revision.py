@@ -43,6 +43,14 @@ def test_an_engine_generates_with_the_tokenizer_and_the_settings_of_its_revision
     assert locate(source) == hub / (str(number) * 40)
 
 
+@pytest.mark.parametrize("damage", ["", "{"])
+def test_settings_of_generation_that_cannot_be_read_are_not_passed_over(hub, damage):
+    source = ModelSource(NAME)
+    (hub / (str(IDS["main"]) * 40) / "generation_config.json").write_text(damage)
+    with pytest.raises(ModelError, match=r"generation_config\.json of .*name cannot be read"):
+        source_batch(source, ["hello"], tokenizer_for(["hello"], source), None, 1)
+
+
 def test_a_folder_of_the_hub_ids_name_is_no_revision_of_it(hub, tmp_path, monkeypatch):
     folder = tmp_path / "work" / NAME
     folder.mkdir(parents=True)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from ditto_core.compare.result import SiteResult
 from ditto_core.compare.tolerance import Tolerance
+from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.sites import Tap
 from ditto_core.stepping import measuring
 from ditto_core.stepping.choices import Choices
 from ditto_core.stepping.comparer import Comparer, same_tensor
-from ditto_core.stepping.floor import Noise, read_floor, write_floor
+from ditto_core.stepping.floor import Noise, lacks, read_floor, write_floor
 from ditto_core.stepping.lockstep import run_once_before
 from ditto_core.stepping.logits import LogitsOfStep
 from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.measuring import judged_dtype
 from ditto_core.stepping.ties import without_ties
+from tests.unit.hand_made import measured
 
 LOWEST = torch.finfo(torch.float32).min
 IDS = {"input_ids": torch.tensor([[7, 8, 9]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
@@ -277,3 +281,33 @@ def test_the_prompt_has_a_perplexity_where_the_logits_of_all_its_tokens_are_ther
         found = Measured()
         LogitsOfStep(0, found, "float32", *given, generated=True, every_token=False).compare(X, X)
         assert (found.logits[0].perplexity_actual is not None) is there
+
+
+@pytest.mark.parametrize(
+    ("site", "step", "floor", "count", "lacking"),
+    [
+        ("x", 0, 0.1, 8, False),
+        ("x", 1, None, 8, True),
+        ("x", 1, None, 0, False),
+        ("x", 0, None, 8, True),
+        ("other", 0, None, 8, False),
+        ("other", 1, None, 8, True),
+    ],
+)
+def test_a_kept_floor_lacks_other_steps_and_other_steps_of_its_sites(site, step, floor, count, lacking):
+    """A site that it has at no step may be one that nothing in the engine's dtype computes."""
+    result = SiteResult(step, site, 0, replace(measured(0.0), count=count), UNJUDGED, floor)
+    assert lacks({"x": {0: Noise(0.1)}, "y": {0: Noise(0.2)}}, [result]) == lacking
+
+
+def test_the_floor_of_integers_is_no_matter_of_rules():
+    """It is kept, and another run may have none: two of four differ by one."""
+    ids = torch.tensor([[1, 2, 3, 4]])
+    found = Measured()
+    rule = Tolerance.of({"ids": {"metric": "mismatched", "bound": 0.0, "atol": 5.0}})
+    comparer = Comparer((Tap("ids", "i"),), 0, IDS, found, rule, "float16")
+    comparer.take_engine("ids", ids)
+    comparer.take_noisy("ids", ids + torch.tensor([0, 1, 1, 0]))
+    comparer.take_reference("ids", ids)
+    comparer.flush()
+    assert found.floor["ids"][0].rel_l2 == 0.5

@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from io import StringIO
 from typing import Any, TypeVar
-
-from torch import nn
 
 from ditto_core.errors import BuildError, UsageError
 from ditto_core.model.buffers import Buffers
@@ -30,7 +27,7 @@ def held_where_read(model: LoadedModel, wrapper: Wrapper, trace: Callable[[], T]
     """
     try:
         try:
-            with restored(model.module):
+            with Buffers(model.module).kept():
                 return trace()
         except Exception as error:
             if not depends_on_values(error) or not wrapper.hold():
@@ -74,24 +71,6 @@ def own_symbols(wanted: bool) -> AbstractContextManager[Any]:
     config: Any = importlib.import_module("torch.fx.experimental._config")
     patched: AbstractContextManager[Any] = config.patch(use_duck_shape=not wanted)
     return patched
-
-
-@contextmanager
-def restored(module: nn.Module) -> Iterator[None]:
-    """Give each module its attributes and buffers back: what a forward keeps while it is traced holds no numbers.
-
-    Dicts among them keep their identity, which handles of hooks refer to; those of other classes may be immutable.
-    """
-    attributes = [vars(part) for part in module.modules()]
-    dicts = [value for table in attributes for value in table.values() if type(value) in (dict, OrderedDict)]
-    before = [(table, dict(table)) for table in (*attributes, *dicts)]
-    try:
-        with Buffers(module).kept():
-            yield
-    finally:
-        for table, kept in before:
-            table.clear()
-            table.update(kept)
 
 
 @contextmanager

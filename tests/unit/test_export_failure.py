@@ -8,6 +8,7 @@ from ditto_core.model.export import export
 from ditto_core.model.export_failure import export_failure
 from ditto_core.model.loading import load_model
 from ditto_core.spec import ModelSource
+from tests.models import tapped_net
 from tests.module_models import complains
 
 
@@ -20,6 +21,12 @@ def test_the_innermost_reason_is_told_with_the_models_own_line_and_a_way_out(tmp
     assert "module_models.py" in told
     assert "if hidden.sum() > 0" in told
     assert "torch.cond" in told
+
+
+@pytest.mark.parametrize("opset", [13, 40])
+def test_an_opset_that_the_exporter_does_not_write_is_refused(tmp_path, opset):
+    with pytest.raises(BuildError, match=f"has no opset {opset}, the exporter wrote 18: give opset=18$"):
+        export(load_model(ModelSource.of(tapped_net)), tmp_path, opset=opset)
 
 
 def test_causes_are_followed_to_their_end_without_colours():

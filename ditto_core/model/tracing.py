@@ -56,14 +56,21 @@ def wrap(model: LoadedModel, named: Sequence[tuple[str, int, str]] = ()) -> Wrap
 
 
 def run_once(model: LoadedModel, wrapper: Wrapper, arguments: tuple[Any, ...]) -> None:
-    """Run a wrapper before it is traced. Raises :class:`BuildError` when the model cannot run on its own examples."""
+    """Run a wrapper before it is traced. Raises :class:`BuildError` when the model cannot run on its own examples, and
+    when what it takes or returns is nothing that a graph can."""
     try:
         with Buffers(model.module).kept():
-            wrapper(*arguments)
+            results = wrapper(*arguments)
     except Exception as error:
         raise BuildError(f"{model.label} could not be run: {told(error)}") from error
     if not wrapper.traced.outputs:
         raise BuildError(f"{model.label} returns no tensor, expected at least one to compare")
+    for name, tensor in (*model.examples.items(), *zip(wrapper.traced.outputs, results, strict=False)):
+        if tensor.is_complex():
+            raise BuildError(
+                f"{model.label} takes or returns complex numbers ({name!r}), which a graph does not: give or return "
+                f"their torch.view_as_real"
+            )
 
 
 def own_symbols(wanted: bool) -> AbstractContextManager[Any]:

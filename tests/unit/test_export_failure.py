@@ -29,6 +29,17 @@ def test_an_opset_that_the_exporter_does_not_write_is_refused(tmp_path, opset):
         export(load_model(ModelSource.of(tapped_net)), tmp_path, opset=opset)
 
 
+class Rotating(torch.nn.Module):
+    def forward(self, z):
+        return {"turned": torch.view_as_complex(z) * 1j} if not z.is_complex() else {"length": z.abs()}
+
+
+@pytest.mark.parametrize(("name", "z"), [("z", torch.ones(3, dtype=torch.complex64)), ("turned", torch.ones(3, 2))])
+def test_complex_inputs_and_outputs_are_refused_by_name(tmp_path, name, z):
+    with pytest.raises(BuildError, match=rf"complex numbers \('{name}'\).* torch.view_as_real"):
+        export(load_model(ModelSource.of(lambda: (Rotating(), {"z": z}))), tmp_path)
+
+
 def test_causes_are_followed_to_their_end_without_colours():
     def fail():
         raise ValueError("\n\x1b[96mNo ONNX function found\x1b[0m for aten.frob\nmore")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,9 @@ from ditto_core.model.traced import version
 
 KEYED = (dict, OrderedDict, defaultdict)
 CONTAINERS = (*KEYED, list, set, deque)
+PLAIN = (bool, int, float, str, type(None), torch.Tensor, nn.Parameter)
+HOOKS = frozenset(name for name in vars(nn.Module()) if "hook" in name)
+"""Tables that a recorder writes into, and no forward."""
 
 
 class Buffers:
@@ -32,11 +34,8 @@ class Buffers:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Give back what a step wrote into, replaced, added or took away.
-
-        Containers keep their identity, which handles of hooks refer to.
-        """
-        before = [(each, copy.copy(each)) for each in containers(self._module)]
+        """Give back what a step wrote into, replaced, added or took away. Containers keep their identity."""
+        before = [(each, each.copy()) for each in containers(self._module)]
         try:
             yield
         finally:
@@ -64,10 +63,13 @@ def containers(module: nn.Module) -> Iterator[Any]:
         seen.add(id(each))
         if type(each) in CONTAINERS:
             yield each
-        for value in each.values() if isinstance(each, dict) else each:
-            if type(value) in (*CONTAINERS, tuple):
+        for value in [v for name, v in each.items() if name not in HOOKS] if isinstance(each, dict) else each:
+            kind = type(value)
+            if kind in PLAIN:
+                continue
+            if kind in CONTAINERS or kind is tuple:
                 waiting.append((value, home))
-            elif package(value) == home != "torch" and holds(value):
+            elif home != "torch" and package(value) == home and holds(value):
                 waiting.append((vars(value), home))
 
 

@@ -16,6 +16,8 @@ from ditto_core.visible import source_path
 RAW_PREFIXES = ("fx:", "onnx:", "trt:")
 ALL = "**"
 """Selects every site that a selector without a port or a space can."""
+PORTS = "**:**"
+"""Selects every port of a site: inputs, further outputs and what the model's code names."""
 OPERATORS = "**:** **"
 """Selects the operators of the model's own code, ``model.forward:42 interpolate``; selectors without a space do not."""
 
@@ -87,12 +89,12 @@ class Provenance:
         """Return the taps whose name or alias matches any selector, in topological order.
 
         A tap that is reached through an alias is returned under that alias. Raises :class:`SelectorError`, with the
-        closest sites, when a selector matches nothing; ``**`` may, in a model whose forward calls no module.
+        closest sites, when a selector matches nothing; one of all sites, ports or operators may: a model can have none.
         """
         chosen: dict[int, str] = {}
         for selector in selectors:
             hits = [site for site in self.sites if matches(selector, site)]
-            if not hits and (self.sites or selector != ALL):
+            if not hits and selector not in (ALL, PORTS, OPERATORS):
                 raise SelectorError(f"{no_match(selector, self.sites)}; `ditto sites MODEL` lists them")
             for site in hits:
                 index = self.order(site)

@@ -315,6 +315,79 @@ class Counting(nn.Module):
         return out * self.calls
 
 
+class Average(nn.Module):
+    """Returns its buffer, which it writes into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+
+
+class Averaging(nn.Module):
+    """A buffer is the tensor of a site, and one of the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.average = nn.Linear(4, 4), Average()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = self.layer(x)
+        return {"centred": out - self.average(out), "last": self.average.mean}
+
+
+def averaging() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Averaging(), {"x": torch.randn(3, 4)}
+
+
+class Notes:
+    """What is no container."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Remembering(nn.Module):
+    """Remembers its last call in whatever is no buffer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(4, 4), kind
+        self.number, self.notes = 0, Notes()
+        self.seen: list[torch.Tensor] = []
+        self.by_name: dict[str, dict[str, torch.Tensor]] = {"last": {}}
+        self.late: float
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        if self.kind == "number":
+            self.number += 1
+            return out * self.number
+        if self.kind == "object":
+            self.notes.calls += 1
+            return out * self.notes.calls
+        if self.kind == "list":
+            self.seen.append(out)
+            return out + self.seen[0].mean() * len(self.seen)
+        if self.kind == "dict":
+            before = self.by_name["last"].get("out", out)
+            self.by_name["last"]["out"] = out
+            return out + len(self.by_name["last"]) * before
+        if hasattr(self, "late"):
+            return out * self.late
+        self.late = 2.0
+        return out
+
+
+def remembering(kind: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Remembering(kind), {"x": torch.randn(3, 4)}
+
+
 def counting() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """A module that keeps something for its next call."""
     torch.manual_seed(0)

@@ -135,8 +135,9 @@ def forward(model: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str,
 def outputs(model: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the outputs of one step in float32, by name."""
     running = in_float32(model)
-    with torch.no_grad(), Buffers(running.module).kept():
-        return forward(running, inputs)
+    buffers = Buffers(running.module)
+    with torch.no_grad(), buffers.kept():
+        return {name: buffers.own(tensor) for name, tensor in forward(running, inputs).items()}
 
 
 @contextmanager

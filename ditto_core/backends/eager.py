@@ -61,7 +61,7 @@ class EagerSession:
         recording, kept = self._recorder.recording(), self._buffers.kept()
         with torch.inference_mode(), exact_float32(), widened(self.info.dtype), kept, rounding, recording:
             try:
-                return self._forward(inputs)
+                return {name: self._buffers.own(tensor) for name, tensor in self._forward(inputs).items()}
             except (RuntimeError, TypeError, IndexError) as error:
                 raise RunError(f"eager {self.info.dtype} model failed: {first_line(error)}") from error
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch.utils._pytree import tree_leaves
 
 from ditto_core.backends.base import BuildReport, BuildRequest
@@ -28,11 +30,11 @@ from ditto_core.spec import EngineSpec
 from ditto_core.system.cpu import INSTRUCTIONS, instruction_sets
 from ditto_core.system.fingerprint import fingerprint
 
-PROGRAM_FILE, PACKAGE_FILE = "program.pt2", "package.pt2"
+PROGRAM_FILE, PACKAGE_FILE, WRITTEN_FILE = "program.pt2", "package.pt2", "written.safetensors"
 COMPILERS = ("inductor", "aot_inductor", "aot_eager")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 OPTIONS = ("compiler", "mode", "fullgraph")
-DAMAGED = (RuntimeError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
+DAMAGED = (RuntimeError, ValueError, EOFError, KeyError, OSError, zipfile.BadZipFile, SafetensorError)
 
 
 class InductorBackend:
@@ -97,6 +99,7 @@ class InductorBackend:
             with quiet():
                 path = str(request.directory / PACKAGE_FILE)
                 torch._inductor.aoti_compile_and_package(program.exported, package_path=path)
+                save_file(written(program.exported), request.directory / WRITTEN_FILE)
         except Exception as error:
             raise BuildError(f"AOTInductor cannot compile the model: {first_line(error)}") from error
         return BuildReport(program.taps, program.refused, facts)
@@ -196,7 +199,7 @@ def compiled(directory: Path, compiler: str, mode: str) -> Run:
 
     def step(feed: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         with buffers.kept():
-            return run(feed)
+            return [buffers.own(tensor) for tensor in run(feed)]
 
     return step
 
@@ -222,9 +225,26 @@ def outputs_of(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return [node for node in tree_leaves(module.graph.output_node().args) if isinstance(node, torch.fx.Node)]
 
 
+def written(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    """Return the buffers that a program writes into, as they are before its first step."""
+    held = {**program.constants, **program.state_dict}
+    functional = program.run_decompositions({})  # what is written in place is an output of its own
+    names = functional.graph_signature.buffers_to_mutate.values()
+    return {name: held[name].detach().clone() for name in names}
+
+
 def loaded(directory: Path) -> Run:
-    """Return the compiled package."""
-    return without_gradients(torch._inductor.aoti_load_package(str(directory / PACKAGE_FILE)))
+    """Return the compiled package. What it writes into its buffers is put back after each step."""
+    package: Any = torch._inductor.aoti_load_package(str(directory / PACKAGE_FILE))
+    run, held = without_gradients(package), load_file(directory / WRITTEN_FILE)
+
+    def step(feed: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        try:
+            return [tensor.clone() for tensor in run(feed)]
+        finally:
+            package.load_constants(held, check_full_update=False)
+
+    return step if held else run
 
 
 def without_gradients(function: Any) -> Run:

@@ -20,17 +20,17 @@ PORTS = {"probs": "scores", "context": "heads", "q_rope": "rotated", "k_rope": "
 ADDITIONS = frozenset(("add", "__add__", "__radd__", "add_", "__iadd__"))
 
 SPECIFIC: tuple[tuple[str, str, str, str, Kind], ...] = (
-    ("norm", "tensors", "*", "operation missing", "norm missing"),
-    ("norm", "*", "add one", "*", "norm weight offset"),
-    ("norm", "fits", "*", "constant factor", "weight scaled"),
-    ("norm", "fits", "parameter", "other constant", "norm weight offset"),
-    ("norm", "operations", "mul parameter", "operation missing", "norm weight ignored"),
-    ("norm", "operations", "mul tensor", "operation missing", "norm missing"),
+    ("*norm", "tensors", "*", "operation missing", "norm missing"),
+    ("*norm", "*", "add one", "*", "norm weight offset"),
+    ("*norm", "fits", "*", "constant factor", "weight scaled"),
+    ("*norm", "fits", "parameter", "other constant", "norm weight offset"),
+    ("*norm", "operations", "mul parameter", "operation missing", "norm weight ignored"),
+    ("*norm", "operations", "mul tensor", "operation missing", "norm missing"),
     ("norm", "operations", "sub tensor", "operation missing", "norm kind"),
     ("norm", "operations", "engine", "operation differs", "norm kind"),
-    ("norm", "operations", "add number", "operation missing", "norm epsilon"),
-    ("norm", "*", "add number", "other constant", "norm epsilon"),
-    ("norm", "fits", "*sqrt", "other constant", "norm epsilon"),
+    ("*norm", "operations", "add number", "operation missing", "norm epsilon"),
+    ("*norm", "*", "add number", "other constant", "norm epsilon"),
+    ("*norm", "fits", "*sqrt", "other constant", "norm epsilon"),
     ("scores", "fits", "*", "softcap differs", "softcap differs"),
     ("scores", "*", "mul number", "*", "attention scale"),
     ("scores", "fits", "matmul", "constant factor", "attention scale"),
@@ -85,7 +85,8 @@ def kind_of(mutant: Mutant, edits: Edits, part: Slice, model: Model) -> Kind:
 
 
 def role_of(site: str, root: nn.Module) -> str:
-    """Return what a site is: a ``norm``, a rotary ``table``, ``scores``, ``heads``, ``rotated`` states; or empty."""
+    """Return what a site is: a ``norm``, a ``batch norm``, which has no form without its mean, a rotary ``table``,
+    ``scores``, ``heads``, ``rotated`` states; or empty."""
     path, _, port = site.partition(":")
     if port in PORTS:
         return PORTS[port]
@@ -94,7 +95,7 @@ def role_of(site: str, root: nn.Module) -> str:
     if hasattr(module, "inv_freq") or any("inv_freq" in name for name, _ in getattr(module, "named_buffers", list)()):
         return "table"
     if port or "Norm" in type(module).__name__:
-        return "" if port else "norm"
+        return "" if port else "batch norm" if hasattr(module, "running_mean") else "norm"
     matrix = getattr(getattr(module, "weight", None), "ndim", 0) == 2
     return "" if not matrix else "embedding" if "Embedding" in type(module).__name__ else "product"
 

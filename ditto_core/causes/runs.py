@@ -67,7 +67,8 @@ def observer_effect(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | 
 def hidden_by_input(comparison: Comparison, blamed: Sequence[Blame]) -> Cause | None:
     """A site is wrong on its own, yet the final outputs pass: this input does not carry the fault to the end."""
     finals = list(final_results(comparison))
-    if not blamed or not finals or not all(r.ok for r in finals) or any(row.flips for row in comparison.tokens):
+    passes = all(r.ok and r.verdict.judged for r in finals) and not any(row.flips for row in comparison.tokens)
+    if not blamed or not finals or not passes:
         return None
     worst = max(finals, key=lambda r: r.verdict.margin)
     failing = [r for r in comparison.results if r.step == blamed[0].step and not r.verdict.ok]

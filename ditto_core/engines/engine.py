@@ -19,7 +19,7 @@ from ditto_core.errors import BuildError, DittoError, SelectorError, UsageError,
 from ditto_core.model.exported import Export
 from ditto_core.profile import Range, ShapeProfile
 from ditto_core.session import Session
-from ditto_core.sites import OPERATORS, RAW_PREFIXES, Tap, is_operator, matches
+from ditto_core.sites import RAW_PREFIXES, Tap, matches
 from ditto_core.spec import DERIVED, EngineSpec, ModelSource
 from ditto_core.system.cpu import INSTRUCTIONS, lacking
 from ditto_core.system.files import parse_json, path_of, read_text, writing
@@ -170,8 +170,7 @@ def resolve_taps(spec: EngineSpec, export: Export) -> tuple[Tap, ...]:
     provenance = export.provenance
     aliases = dict(spec.aliases)
     raw = [name for name in spec.outputs if name.startswith(RAW_PREFIXES) or name in aliases]
-    known = any(map(is_operator, provenance.sites))
-    taps = provenance.select(name for name in spec.outputs if name not in raw and (known or name != OPERATORS))
+    taps = provenance.select(name for name in spec.outputs if name not in raw)
     backend = get_backend(spec.backend)
 
     def resolve(name: str) -> Sequence[Tap]:

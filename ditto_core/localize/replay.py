@@ -69,7 +69,7 @@ class Replay:
         recorded, kept = nullcontext() if tape is None else tape, self._buffers.kept()
         with torch.inference_mode(), exact_float32(), kept, recorded, widened(self.dtype), recorder.recording():
             try:
-                outputs = self._forward(inputs)
+                outputs = {name: self._buffers.own(tensor) for name, tensor in self._forward(inputs).items()}
             except (RuntimeError, TypeError, IndexError) as error:
                 raise RunError(f"replay of the engine's tensors failed: {first_line(error)}") from error
         forced.finish(outputs)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ditto_core.errors import BuildError
 from ditto_core.graphs.outputs import finish_export, freeze_inputs, input_shapes, settled_sizes
+from ditto_core.model.buffers import Buffers
 from ditto_core.model.experts import chosen_of, expert_axis
 from ditto_core.model.export_failure import export_failure
 from ditto_core.model.exported import ONNX_FILE, PROVENANCE_FILE, Export, head_axis, why_frozen
@@ -28,7 +29,7 @@ from ditto_core.model.loading import LoadedModel
 from ditto_core.model.mapped import LINKED, Links
 from ditto_core.model.sizes import frozen_sizes
 from ditto_core.model.traced import upstream_first
-from ditto_core.model.tracing import held_where_read, own_symbols, quiet, restored, run_once, wrap
+from ditto_core.model.tracing import held_where_read, own_symbols, quiet, run_once, wrap
 from ditto_core.model.wrappers import ModuleWrapper, Wrapper, vocab_size
 from ditto_core.sites import Provenance, Tap, is_operator, source_line
 
@@ -74,7 +75,7 @@ def _export(
         arguments, dynamic, _ = wrapper.signature()
         return torch.export.export(wrapper, arguments, dynamic_shapes=dynamic, strict=False)
 
-    with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), restored(model.module):
+    with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), Buffers(model.module).kept():
         run_once(model, wrapper, arguments)
         program = held_where_read(model, wrapper, trace)
         names = wrapper.traced.names
@@ -96,6 +97,7 @@ def _export(
             optimize(onnx_program.model)
         except Exception as error:
             raise BuildError(export_failure(model.label, error, program)) from error
+    check_opset(model.label, opset, onnx_program.model.opset_imports[""])
     decomposed: Any = onnx_program.exported_program
     save(onnx_program.model, directory / ONNX_FILE)
     settled = settled_sizes(directory / ONNX_FILE)
@@ -131,6 +133,12 @@ def described(
     done = Export(directory, model.decoder, tuple(names), outputs, vocabulary, shapes, model.staged, fixed, held)
     done.save()
     return done
+
+
+def check_opset(label: str, wanted: int, written: int) -> None:
+    """Raise :class:`BuildError` where the exporter wrote another opset: it does so where it cannot convert a graph."""
+    if written != wanted:
+        raise BuildError(f"{label} has no opset {wanted}, the exporter wrote {written}: give opset={written}")
 
 
 def check_dynamic(

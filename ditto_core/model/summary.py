@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from ditto_core.errors import BuildError
+from ditto_core.model.buffers import Buffers
 from ditto_core.model.export import unmapped_modules
 from ditto_core.model.export_failure import told
 from ditto_core.model.exported import PROVENANCE_FILE, Export, head_axis
 from ditto_core.model.loading import LoadedModel
-from ditto_core.model.tracing import restored, wrap
+from ditto_core.model.tracing import wrap
 from ditto_core.model.wrappers import BATCH, LENGTH, TOTAL, vocab_size
 from ditto_core.sites import Provenance, Tap
 
@@ -48,7 +49,7 @@ def observe(model: LoadedModel, *, operators: bool = False) -> Observed:
     wrapper = wrap(model)
     wrapper.operators = operators
     try:
-        with torch.no_grad(), restored(model.module):
+        with torch.no_grad(), Buffers(model.module).kept():
             arguments, _, input_names = wrapper.signature()
             outputs = wrapper(*arguments)
     except Exception as error:

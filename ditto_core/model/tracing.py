@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from io import StringIO
 from typing import Any, TypeVar
-
-from torch import nn
 
 from ditto_core.errors import BuildError, UsageError
 from ditto_core.model.buffers import Buffers
@@ -30,7 +27,7 @@ def held_where_read(model: LoadedModel, wrapper: Wrapper, trace: Callable[[], T]
     """
     try:
         try:
-            with restored(model.module):
+            with Buffers(model.module).kept():
                 return trace()
         except Exception as error:
             if not depends_on_values(error) or not wrapper.hold():
@@ -59,14 +56,21 @@ def wrap(model: LoadedModel, named: Sequence[tuple[str, int, str]] = ()) -> Wrap
 
 
 def run_once(model: LoadedModel, wrapper: Wrapper, arguments: tuple[Any, ...]) -> None:
-    """Run a wrapper before it is traced. Raises :class:`BuildError` when the model cannot run on its own examples."""
+    """Run a wrapper before it is traced. Raises :class:`BuildError` when the model cannot run on its own examples, and
+    when what it takes or returns is nothing that a graph can."""
     try:
         with Buffers(model.module).kept():
-            wrapper(*arguments)
+            results = wrapper(*arguments)
     except Exception as error:
         raise BuildError(f"{model.label} could not be run: {told(error)}") from error
     if not wrapper.traced.outputs:
         raise BuildError(f"{model.label} returns no tensor, expected at least one to compare")
+    for name, tensor in (*model.examples.items(), *zip(wrapper.traced.outputs, results, strict=False)):
+        if tensor.is_complex():
+            raise BuildError(
+                f"{model.label} takes or returns complex numbers ({name!r}), which a graph does not: give or return "
+                f"their torch.view_as_real"
+            )
 
 
 def own_symbols(wanted: bool) -> AbstractContextManager[Any]:
@@ -74,24 +78,6 @@ def own_symbols(wanted: bool) -> AbstractContextManager[Any]:
     config: Any = importlib.import_module("torch.fx.experimental._config")
     patched: AbstractContextManager[Any] = config.patch(use_duck_shape=not wanted)
     return patched
-
-
-@contextmanager
-def restored(module: nn.Module) -> Iterator[None]:
-    """Give each module its attributes and buffers back: what a forward keeps while it is traced holds no numbers.
-
-    Dicts among them keep their identity, which handles of hooks refer to; those of other classes may be immutable.
-    """
-    attributes = [vars(part) for part in module.modules()]
-    dicts = [value for table in attributes for value in table.values() if type(value) in (dict, OrderedDict)]
-    before = [(table, dict(table)) for table in (*attributes, *dicts)]
-    try:
-        with Buffers(module).kept():
-            yield
-    finally:
-        for table, kept in before:
-            table.clear()
-            table.update(kept)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ditto_core.compare.text import failure_message
@@ -10,7 +11,7 @@ from ditto_core.pair.pair_options import PairOptions
 from ditto_core.report.localization import localization_text
 from ditto_core.spec import EngineSpec
 from tests.faults import FaultyWorkspace, weights
-from tests.module_models import between, called_twice, detector, faulty_detector, faulty_linear
+from tests.module_models import between, called_twice, detector, faulty_detector, faulty_linear, residual_net
 
 
 @pytest.fixture
@@ -80,3 +81,17 @@ def test_a_tensor_that_is_computed_twice_is_no_other_tensor(workspace, tmp_path)
     found = Pair(faulty, EngineSpec.of(called_twice, outputs="**")).run(localize=True).localization
     assert {"inner", "inner@1"} <= {blamed.site for blamed in found.blamed}
     assert "other tensor" not in {cause.kind for cause in found.causes}
+
+
+def test_a_batch_norm_without_its_mean_is_no_other_kind_of_norm(workspace, tmp_path):
+    """It has no form that leaves the mean out, as LayerNorm has: the mean was not loaded."""
+
+    def without_mean(edit):
+        norm = edit.node("layer1.1.bn1")
+        norm.input[3] = edit.constant(np.zeros_like(edit.array(norm.input[3])))
+
+    pair = Pair(FaultyWorkspace(workspace.cache, without_mean, tmp_path), EngineSpec.of(residual_net, outputs="**"))
+    found = pair.run(localize=True).localization
+    pair.close()
+    assert [blamed.site for blamed in found.blamed] == ["layer1.1.bn1"]
+    assert (found.cause.kind, found.cause.site) == ("operation missing", "layer1.1.bn1")

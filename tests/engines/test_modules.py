@@ -1,5 +1,7 @@
 """Real ONNX Runtime engines of modules that are no decoders: what a tap is, and which sizes an engine takes."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.models import conv_net
 from tests.module_models import (
+    averaging,
     counting,
     counts_one_row,
     counts_rows,
@@ -18,6 +21,7 @@ from tests.module_models import (
     one_line,
     one_row,
     positions,
+    remembering,
     residual_net,
     sequences,
     shared,
@@ -121,13 +125,37 @@ def test_outputs_may_have_the_names_of_inputs_and_modules_and_be_nested_single_o
     assert torch.equal(outputs["mask:out"], examples["mask"])
 
 
-@pytest.mark.parametrize("backend", ["onnxruntime", "inductor"])
-def test_each_step_begins_with_the_buffers_that_the_engine_was_built_with(pair_of, workspace, backend):
-    options = {"compiler": "aot_eager"} if backend == "inductor" else {}
-    pair = pair_of(counting, backend=backend, options=options, outputs="**")
+@pytest.mark.parametrize("compiler", ["", "aot_eager", "aot_inductor"])
+def test_each_step_begins_with_the_buffers_that_the_engine_was_built_with(pair_of, workspace, compiler):
+    fields = {"backend": "inductor", "options": {"compiler": compiler}} if compiler else {}
+    pair = pair_of(counting, **fields, outputs="**")
     assert [bool(pair.run(localize=True)) for _ in range(2)] == [True, True]
     module = workspace.model(pair.spec.model).module
     assert (int(module.calls), module.mean.tolist()) == (0, [1.0] * 4)
+
+
+@pytest.mark.parametrize("compiler", ["", "aot_eager", "aot_inductor"])
+def test_a_buffer_that_is_returned_is_compared_as_it_was_then(pair_of, workspace, compiler):
+    """It is given back when the step ends: results were what it held before, or those of the step before."""
+    fields = {"backend": "inductor", "options": {"compiler": compiler}} if compiler else {}
+    pair = pair_of(averaging, **fields, outputs="**")
+    for _ in range(2):
+        pair.run().assert_close()
+    module, x = averaging()[0], workspace.model(pair.spec.model).examples["x"]
+    expected = module(x)["last"].clone()
+    for session in (pair.sessions.engine, pair.sessions.reference):
+        session.start(3)
+        last = session.step({"x": x}, lambda site, tensor: None)["last"]
+        torch.testing.assert_close(last.float(), expected)
+
+
+@pytest.mark.parametrize("kind", ["number", "object", "list", "dict", "attribute"])
+def test_each_step_begins_with_what_the_module_remembered_at_first(pair_of, kind):
+    pair = pair_of(partial(remembering, kind), outputs="**")
+    for _ in range(2):
+        found = pair.run(localize=True)
+        found.assert_close()
+        assert not found.localization.blamed
 
 
 def test_of_a_model_without_modules_the_outputs_are_compared(pair_of):

@@ -8,6 +8,7 @@ from ditto_core.model.export import export
 from ditto_core.model.export_failure import export_failure
 from ditto_core.model.loading import load_model
 from ditto_core.spec import ModelSource
+from tests.models import tapped_net
 from tests.module_models import complains
 
 
@@ -20,6 +21,23 @@ def test_the_innermost_reason_is_told_with_the_models_own_line_and_a_way_out(tmp
     assert "module_models.py" in told
     assert "if hidden.sum() > 0" in told
     assert "torch.cond" in told
+
+
+@pytest.mark.parametrize("opset", [13, 40])
+def test_an_opset_that_the_exporter_does_not_write_is_refused(tmp_path, opset):
+    with pytest.raises(BuildError, match=f"has no opset {opset}, the exporter wrote 18: give opset=18$"):
+        export(load_model(ModelSource.of(tapped_net)), tmp_path, opset=opset)
+
+
+class Rotating(torch.nn.Module):
+    def forward(self, z):
+        return {"turned": torch.view_as_complex(z) * 1j} if not z.is_complex() else {"length": z.abs()}
+
+
+@pytest.mark.parametrize(("name", "z"), [("z", torch.ones(3, dtype=torch.complex64)), ("turned", torch.ones(3, 2))])
+def test_complex_inputs_and_outputs_are_refused_by_name(tmp_path, name, z):
+    with pytest.raises(BuildError, match=rf"complex numbers \('{name}'\).* torch.view_as_real"):
+        export(load_model(ModelSource.of(lambda: (Rotating(), {"z": z}))), tmp_path)
 
 
 def test_causes_are_followed_to_their_end_without_colours():

@@ -124,15 +124,12 @@ def test_a_baseline_says_which_limits_decide_nothing():
     assert notes == ["baseline: no KL without the reference's logits: the limit of kl_mean decides nothing"]
 
 
-@pytest.mark.parametrize(("limits", "passes"), [({}, True), ({"accuracy_drop": 0.0}, False)])
-def test_a_reference_that_is_hardly_ever_right_leaves_nothing_to_lose(limits, passes):
+def test_a_reference_that_is_hardly_ever_right_leaves_nothing_to_lose():
     """Four right answers that are all lost have p = 1/16: nothing that the engine answers could fail."""
     wrong = [Record(f"q{i}", Side(correct=False), Side(correct=i < 4)) for i in range(10)]
-    texts = [text(f"t{i}", 10.0, 10.0, kl=(1e-5,) * 3) for i in range(10)]
-    found = result([*wrong, *texts], limits=limits)
-    assert bool(found) == passes
-    assert verdict(found, "accuracy_drop").judged != passes
-    assert not result(wrong)
+    found = result([*wrong, *(text(f"t{i}", 10.0, 10.0, kl=(1e-5,) * 3) for i in range(10))])
+    assert not found
+    assert "too few answers that the reference gets right" in found.summary
 
 
 def test_a_result_survives_json_and_is_judged_anew(tmp_path):

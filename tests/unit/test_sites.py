@@ -48,6 +48,12 @@ def test_selected_taps_come_in_topological_order(provenance):
     ]
 
 
+@pytest.mark.parametrize("selector", ["**:**", "**:** **"])
+def test_all_ports_and_all_operators_of_a_model_without_any_are_none(selector):
+    provenance = Provenance((Tap("layer", "layer"),))
+    assert [t.site for t in provenance.select(["**", selector])] == ["layer"]
+
+
 def test_a_tap_selected_by_its_alias_carries_the_alias(provenance):
     (tap,) = provenance.select(["model.layers.0.attn"])
     assert (tap.site, tap.value, tap.aliases) == ("model.layers.0.attn", "o", ("model.layers.0.attn.o_proj",))

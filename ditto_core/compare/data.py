@@ -135,10 +135,12 @@ class ComparisonData:
     def unjudged_outputs(self) -> tuple[SiteResult, ...]:
         """Final outputs that could not be judged: they make the comparison fail.
 
-        One of which no element was compared (padding, near ties) does not, where it was judged at another step.
+        One of which no element was compared (padding, near ties) does not, where it was judged at another step; nor
+        does one that is empty on both sides, where another output was judged.
         """
-        judged = {r.site for r in self.results if r.verdict.judged}
-        return tuple(r for r in self.inconclusive if r.final and (r.metrics.count or r.site not in judged))
+        judged = {r.site: r.final for r in self.results if r.verdict.judged}
+        needed = (r for r in self.inconclusive if r.final and (r.metrics.count or r.site not in judged))
+        return tuple(r for r in needed if r.metrics.count or r.tied or not any(judged.values()))
 
     @property
     def healed(self) -> tuple[SiteResult, ...]:

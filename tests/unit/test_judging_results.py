@@ -196,6 +196,14 @@ def test_what_depends_on_a_near_tie_of_the_reference_is_not_judged():
     )
 
 
+@pytest.mark.parametrize("fields", [{}, {"tied": "padding covers all of it"}])
+def test_an_output_that_is_empty_on_both_sides_needs_another_that_is_not(fields):
+    empty = replace(result("boxes", final=True, **fields), metrics=measure(torch.empty(0, 4), torch.empty(0, 4)))
+    inner, scores = result("inner", order=1), result("scores", order=2, final=True)
+    assert not Comparison(ENGINE, ENGINE, judged(empty, inner))
+    assert bool(Comparison(ENGINE, ENGINE, judged(empty, scores))) is not bool(fields)
+
+
 def test_a_reason_says_how_much_a_sites_own_sums_cancel():
     (found,) = judged(result(floor=math.inf, conditioning=1234.0))
     assert found.verdict.rule.endswith("first at x; sum of |terms| here is 1.2e+03 x |sum|")
@@ -228,7 +236,7 @@ def test_whatever_is_left_out_a_pass_rests_on_an_element_of_every_output(parts, 
     for order, (fields, mask, error) in enumerate(parts):
         valid, expected = torch.tensor(mask), torch.arange(1.0, 7.0)
         metrics = measure(expected * (1 + error), expected, valid=valid)
-        tied = "" if any(mask) else fields["tied"]
+        tied = "" if any(mask) else fields["tied"] or "padding covers all of it"
         seen[fields["site"], fields["step"]] = SiteResult(
             metrics=metrics, order=order, verdict=UNJUDGED, **{**fields, "tied": tied}
         )

@@ -15,8 +15,7 @@ from ditto_core.backends.given_file import not_there
 from ditto_core.backends.onnxruntime import load_library
 from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import file_digests, place_weights, read_graph, weights_files
-from ditto_core.graphs.graph import shape_of
-from ditto_core.graphs.nodes import unshare_names
+from ditto_core.graphs.nodes import shape_of, unshare_names
 from ditto_core.system.files import parse_json, read_text
 
 if TYPE_CHECKING:

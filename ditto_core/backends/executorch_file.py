@@ -15,7 +15,7 @@ from ditto_core.backends.given_file import check_options, not_there
 from ditto_core.backends.program_session import ProgramSession, Run, Signature
 from ditto_core.errors import BuildError, UsageError, first_line
 from ditto_core.graphs.files import read_graph
-from ditto_core.graphs.graph import shape_of
+from ditto_core.graphs.nodes import shape_of
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec

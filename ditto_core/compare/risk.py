@@ -37,6 +37,10 @@ class Risk:
         """Results x the rate's upper bound, at most 1."""
         return min(1.0, self.results * poisson_upper(BEYOND, CONFIDENCE) / MEASURED)
 
+    def __str__(self) -> str:
+        count = f"{self.results} result{'s' * (self.results != 1)} judged by noise floor"
+        return f"false-alarm risk: {self.expected:.2g} for a healthy engine, at most {self.most:.2g} ({count})"
+
 
 def risk_of(results: Iterable[SiteResult], factor: float) -> Risk | None:
     """Return the risk of a run; None where no result was judged by a floor, or by a factor below the measured one."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ditto_core.compare.text import risk, summary_line
+from ditto_core.compare.text import summary_line
 
 if TYPE_CHECKING:
     from ditto_core.compare.data import ComparisonData
@@ -48,7 +48,7 @@ def table(comparison: ComparisonData, rows: int = ROWS) -> str:
     cells = [HEAD, *map(cells_of, found[:rows])]
     widths = [max(len(row[i]) for row in cells) for i in range(len(HEAD))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    last = filter(None, (*more(found, rows), risk(comparison)))
+    last = filter(None, (*more(found, rows), str(comparison.risk or "")))
     return "\n".join([summary_line(comparison), *depth(comparison, step), *lines, *last])
 
 

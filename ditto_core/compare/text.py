@@ -244,9 +244,7 @@ def advice_without_bad_site(comparison: ComparisonData) -> str:
     if len(comparison) and not comparison.measured:
         return "next: give inputs of at least one row"
     if any(output.verdict.rule.startswith(RANDOM) for output in comparison.unjudged_outputs):
-        return (
-            "next: take the random numbers out of forward: eval(), no dropout, a fixed seed or an input for the noise"
-        )
+        return "next: take the random numbers out of forward: eval(), no dropout, a seed or an input for the noise"
     if comparison.unjudged_outputs:
         output = comparison.unjudged_outputs[0]
         allow = f"give inputs for which it has some, or a tolerance of infinity for {output.site!r}"
@@ -276,9 +274,8 @@ def token_message(comparison: ComparisonData) -> str:
         *(f"  {line}" for line in texts(token)),
     ]
     bad = comparison.first_bad
-    lines.append(
-        f"  first bad site: {bad.site}, step {bad.step}: {bad.verdict}" if bad else "  every site is in bounds"
-    )
+    where_bad = f"first bad site: {bad.site}, step {bad.step}: {bad.verdict}" if bad else "every site is in bounds"
+    lines.append(f"  {where_bad}")
     return "\n".join(lines)
 
 
@@ -301,12 +298,3 @@ def summary_line(comparison: ComparisonData) -> str:
     said = bool(comparison.unjudged_outputs) and comparison.first_bad is None
     found = "; ".join(filter(None, (headline(comparison), "" if said else unjudged(comparison))))
     return f"{sides}, {comparison.steps} steps, {len(comparison.sites)} sites: {found}"
-
-
-def risk(comparison: ComparisonData) -> str:
-    """Return how often a healthy engine fails such a run; empty where no result was judged by a noise floor."""
-    found = comparison.risk
-    if found is None:
-        return ""
-    count = f"{found.results} result{'s' * (found.results != 1)} judged by noise floor"
-    return f"false-alarm risk: {found.expected:.2g} for a healthy engine, at most {found.most:.2g} ({count})"

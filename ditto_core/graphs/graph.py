@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 from ditto_core.errors import SelectorError, UsageError, first_line, nearest
 from ditto_core.graphs.constants import constants_as_initializers, without_large_weights
 from ditto_core.graphs.files import load_weights, read_graph
-from ditto_core.graphs.nodes import Node, Segment, data_of, described, read_by, unshare_names
+from ditto_core.graphs.nodes import Node, Segment, data_of, described, read_by, shape_of, unshare_names
 from ditto_core.graphs.outputs import axes_of
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -296,9 +296,3 @@ class Graph:
         array = captured.get(name)
         small = array is not None and array.ndim <= 1 and array.dtype.kind in "iub"
         return small and name not in self.inputs
-
-
-def shape_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
-    """Return the dimensions; one that has neither a size nor a name is ``?``."""
-    dims = value.type.tensor_type.shape.dim
-    return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in dims)

@@ -1,4 +1,4 @@
-"""What an ONNX file says of one node: its module, class and source line, for messages and for naming kernels."""
+"""What an ONNX file says of a node (module, class and source line, for messages and naming kernels) and of a value."""
 
 from __future__ import annotations
 
@@ -96,3 +96,9 @@ def data_of(node: onnx.NodeProto) -> Sequence[str]:
     if node.op_type == "Shape":
         return ()
     return node.input[:1] if node.op_type in RESHAPING else tuple(dict.fromkeys(read_by(node)))
+
+
+def shape_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    """Return the dimensions; one that has neither a size nor a name is ``?``."""
+    dims = value.type.tensor_type.shape.dim
+    return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in dims)

@@ -17,7 +17,7 @@ from ditto_core.stepping.comparer import NOT_DELIVERED
 from ditto_core.stepping.floor import BESIDE_TRACES, Floor, lacks, read_floor, write_floor
 from ditto_core.stepping.sides import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
-from ditto_core.system.receipt import arithmetic, machine, packages
+from ditto_core.system.receipt import arithmetic, machine, make_receipt, packages
 from ditto_core.system.threads import torch_threads
 from ditto_core.version import __version__
 
@@ -244,8 +244,6 @@ class Runner:
         return localized(self._sessions, localizer, comparison)
 
     def _receipt(self) -> Receipt:
-        from ditto_core.system.receipt import make_receipt
-
         engine, digest = self._sessions.built, self._sessions.workspace.digest(self._sessions.spec.model)
         reference = self._sessions.reference.info
         facts = [reference.backend, reference.dtype, reference.device, dict(reference.facts)]

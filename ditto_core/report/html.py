@@ -110,7 +110,7 @@ def view(number: int, name: str, run: Comparison, folder: Path) -> dict[str, Any
         "where": text.where(run, run.first_bad) if run.first_bad else "",
         "numbers": text.numbers(run.first_bad) if run.first_bad else "",
         "observer": text.observer_effect(run),
-        "risk": text.risk(run).partition(": ")[2],
+        "risk": str(run.risk or "").partition(": ")[2],
         "counts": [(label, found[label]) for label in STATES[1:] if found[label]],
         "engine": session_facts(run.engine),
         "reference": session_facts(run.reference),

@@ -30,7 +30,7 @@ def markdown(comparison: Comparison, rows: int = ROWS) -> str:
         text.output_error(comparison),
         text.observer_effect(comparison),
         text.missing(comparison),
-        text.risk(comparison),
+        str(comparison.risk or ""),
         comparison.receipt.summary if comparison.receipt else "",
     ]
     listed = "\n".join(f"- {escape(fact)}" for fact in facts if fact)

@@ -12,7 +12,8 @@ from ditto_core.model.checkpoint import locate, near_path
 from ditto_core.model.loading import tiny_decoder
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec, ModelSource
-from pytest_ditto.reporting import ATTRIBUTE, Tally, line_of
+from pytest_ditto.reporting import ATTRIBUTE
+from pytest_ditto.tally import Tally, line_of
 
 RUN = {
     "ok": False,

@@ -23,7 +23,8 @@ from ditto_core.report.localization import localization_text
 from ditto_core.report.write import write_report
 from ditto_core.stepping.dumps import compare_offline
 from ditto_core.visible import lines, source_path, visible
-from pytest_ditto.reporting import Tally, add_tables, numbers_of
+from pytest_ditto.reporting import add_tables, numbers_of
+from pytest_ditto.tally import Tally
 
 ESCAPED = {
     "\x1b[2J\x1b]0;owned\x07": r"\x1b[2J\x1b]0;owned\x07",
@@ -124,7 +125,7 @@ def job_summary(run, folder):
 
 def pytest_section(run, folder):
     report = SimpleNamespace(sections=[])
-    add_tables(report, [run], everything=True)
+    add_tables(report, [run], [], everything=True)
     ((_, text),) = report.sections
     return text
 

@@ -39,7 +39,7 @@ def test_a_test_that_is_run_again_counts_once():
     tally = Tally()
     for outcome in ("rerun", "rerun", "failed"):
         tally.pytest_runtest_logreport(report(outcome))
-    assert (len(tally.runs), tally.bad_inputs, len(tally.failed)) == (1, 1, 1)
+    assert (len(tally.runs), len(tally.bad_inputs), len(tally.failed)) == (1, 1, 1)
     assert tally.total()[0].startswith("ditto-engine: 1 comparison, 3 sites")
 
 

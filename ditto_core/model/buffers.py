@@ -61,7 +61,7 @@ def containers(module: nn.Module) -> Iterator[Any]:
     """Yield what the attributes of all parts lie in, and the containers in them, also those in objects of the same
     package. Containers of other classes may be immutable."""
     seen: set[int] = set()
-    waiting: list[tuple[Any, str]] = [(vars(part), package(part)) for part in module.modules()]
+    waiting: list[tuple[Any, str]] = [(vars(part), package(part)) for part in filter(may_write, module.modules())]
     while waiting:
         each, home = waiting.pop()
         if id(each) in seen:
@@ -77,6 +77,12 @@ def containers(module: nn.Module) -> Iterator[Any]:
                 waiting.append((value, home))
             elif home != "torch" and package(value) == home and holds(value):
                 waiting.append((vars(value), home))
+
+
+def may_write(part: nn.Module) -> bool:
+    """Tell whether a forward may leave something in a module: torch's own write into buffers, or by a hook."""
+    hooked = part._buffers or part._forward_pre_hooks or part._forward_hooks
+    return bool(hooked) or not type(part).__module__.startswith("torch.nn.")
 
 
 def holds(value: Any) -> bool:

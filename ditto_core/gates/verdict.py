@@ -190,8 +190,9 @@ def pooled(
     if allowed is not None:
         detail += f"; limit from the reference's own {limits.dtype}" + ", which is not finite" * math.isnan(scale)
     limit = policy.limit(metric, limits.dtype) if allowed is None else scale
-    # None of a kind of these quantities is negative; the studentized end can be.
-    interval = Interval(found.estimate * scale, positive(found.low * scale), found.high * scale)
+    # None of a kind of these quantities is negative, and no rate above 1; the studentized ends can be.
+    most = 1.0 if metric in (names.TOP1, names.GREEDY) else math.inf
+    interval = Interval(found.estimate * scale, positive(found.low * scale), min(found.high * scale, most))
     if interval.estimate == 0:
         interval = replace(interval, high=rule_of_three(positions, policy.alpha) if metric == names.TOP1 else 0.0)
     return verdict_of(metric, interval, limit, groups, policy, detail)

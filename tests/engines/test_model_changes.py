@@ -229,7 +229,7 @@ def test_a_noise_floor_of_another_number_of_threads_is_not_used(factor, tmp_path
     [
         *(("packages", {name: "0"}) for name in ("torch", "transformers", "pytest-ditto-engine")),
         ("machine", {"cpu": "another"}),
-        ("tf32", {"tf32_matmul": "true"}),
+        ("arithmetic", {"tf32_matmul": "true"}),
     ],
 )
 def test_a_noise_floor_of_other_versions_or_of_another_machine_is_not_used(factor, tmp_path, monkeypatch, of, change):

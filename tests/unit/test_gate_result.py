@@ -64,6 +64,12 @@ def test_perplexity_ratio_is_the_exponential_of_the_mean_paired_difference():
     assert one.low < one.estimate < one.high
 
 
+def test_no_interval_of_a_rate_ends_above_1():
+    one = Record("flips", Side(1.0, (1, 0, 0)), Side(1.0, (0, 0, 0)), 3, (1e-5,) * 3)
+    others = [text(f"t{i}", 1.0, 1.0, kl=(1e-5,) * 3) for i in range(6)]
+    assert verdict(result([one, *others]), "top1_disagreement").high == 1  # the studentized end is in the thousands
+
+
 def test_an_engine_that_is_worse_on_every_text_fails_by_perplexity():
     found = result([text(f"t{i}", 20.2 + 0.01 * i, 20.0) for i in range(20)])
     assert not found

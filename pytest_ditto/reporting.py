@@ -107,6 +107,7 @@ def numbers_of(run: Comparison) -> dict[str, Any]:
         "worst_site": worst.site if worst else "",
         "worst_step": worst.step if worst else 0,
         "worst_margin": worst.verdict.margin if worst else 0.0,
+        "worst_recovered": bool(worst and worst.healed),
         "first_bad": f"{bad.site}, step {bad.step}" if bad else "",
         "bad_logits": next((f"{v}, step {step}" for step, v in run.logits_verdicts if not v.ok), ""),
         "unjudged_output": next((f"{r.site}, step {r.step}" for r in run.unjudged_outputs), ""),

@@ -104,7 +104,9 @@ class Tally:
         unjudged = sum(run["unjudged_sites"] for run, _, _ in self.runs)
         judged = f"{sites} sites" + (f" ({unjudged} not judged)" if unjudged else "")
         count = len(self.runs)
-        worst = f"worst margin {run['worst_margin']:.3g} at {run['worst_site']}, step {run['worst_step']} ({nodeid})"
+        recovered = ", recovered downstream" * run["worst_recovered"]
+        place = f"{run['worst_site']}, step {run['worst_step']}{recovered} ({nodeid})"
+        worst = f"worst margin {run['worst_margin']:.3g} at {place}"
         return [f"ditto-engine: {count} comparison{'s' * (count != 1)}, {judged}, {worst}"]
 
 

@@ -18,6 +18,7 @@ from pytest_ditto.tally import Tally, line_of
 RUN = {
     "ok": False,
     "worst_margin": 2.0,
+    "worst_recovered": False,
     "worst_site": "a",
     "worst_step": 0,
     "sites": 3,
@@ -41,6 +42,14 @@ def test_a_test_that_is_run_again_counts_once():
         tally.pytest_runtest_logreport(report(outcome))
     assert (len(tally.runs), len(tally.bad_inputs), len(tally.failed)) == (1, 1, 1)
     assert tally.total()[0].startswith("ditto-engine: 1 comparison, 3 sites")
+
+
+def test_a_margin_above_1_of_a_run_that_passes_is_explained():
+    tally = Tally()
+    made = report("passed")
+    getattr(made, ATTRIBUTE)["runs"] = [{**RUN, "ok": True, "worst_recovered": True}]
+    tally.pytest_runtest_logreport(made)
+    assert tally.total()[0].endswith("worst margin 2 at a, step 0, recovered downstream (t.py::test_x)")
 
 
 def test_a_quantized_engine_whose_logits_are_off_is_listed_with_the_number():

@@ -224,10 +224,11 @@ class ComparisonData:
         """Inverse of :meth:`to_json`. Raises :class:`TraceError` for another schema version, or no such table."""
         if not isinstance(data, Mapping):
             raise TraceError(f"comparison is {shown(data)}, expected a table")
-        if data.get("schema_version") != SCHEMA_VERSION:
-            raise TraceError(
-                f"comparison has schema version {data.get('schema_version')!r}, this version reads {SCHEMA_VERSION}"
-            )
+        version = data.get("schema_version")
+        if version is None:
+            raise TraceError("this is no comparison (`ditto gate check` shows a gate's result)")
+        if version != SCHEMA_VERSION:
+            raise TraceError(f"comparison has schema version {version!r}, this version reads {SCHEMA_VERSION}")
         observer = data["observer"]
         return cls(
             engine=SessionInfo.from_json(data["engine"]),

@@ -193,6 +193,11 @@ def test_another_schema_version_is_refused():
         Comparison.from_json(data)
 
 
+def test_a_gates_result_is_no_comparison():
+    with pytest.raises(TraceError, match=r"no comparison .*`ditto gate check` shows a gate's result"):
+        Comparison.from_json({"schema": 1, "ok": True, "records": []})
+
+
 def test_its_repr_is_one_line_with_the_verdict():
     assert "\n" not in repr(compared({}))
     text = repr(compared({(0, "lm_head"): 1.0}))

@@ -64,9 +64,8 @@ def command(
     found = whole.study if whole else study(loaded, engine, roles(inputs or []))
     aligned = verified(concluded(found), found.model, found.file, found.batches[0])
     typer.echo(summary(aligned, loaded.label, most=10_000 if verbose else 8))
-    if verbose:
-        for place in aligned.sites.values():
-            typer.echo(f"  {place.site} = {place}: {place.error:.1e}")
+    for place in aligned.sites.values() if verbose else ():
+        typer.echo(f"  {place.site} = {place}: {place.error:.1e}")
     if whole:
         aligned = replace(aligned, wrong=whole.weights.wrong)
     if map_file is not None:

@@ -83,10 +83,9 @@ class GateSettings:
     def check_kept(self, output: Path | None, *, update: bool) -> None:
         """Raise :class:`UsageError` where the result, or with ``update`` the baseline, would be written over what it is
         made of."""
-        suite = None if self._suite() in BUILT_IN else Path(self._suite())
-        check_kept({"output": output}, {"suite": suite, "baseline": self.baseline})
+        check_kept({"output": output}, {"suite": self.suite, "baseline": self.baseline})
         if update:
-            check_kept({"baseline": self.baseline}, {"suite": suite})
+            check_kept({"baseline": self.baseline}, {"suite": self.suite})
 
     def _only(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: self.values[name] for name in names if name in self.values}

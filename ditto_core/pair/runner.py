@@ -39,7 +39,7 @@ CHEAP = 5.0
 
 SAMPLES = 6
 """Samples of the noise floor of which the largest counts where one is exceeded. Where a single number decides a norm,
-16 % of healthy results are beyond four times one sample of the same error, and 0.06 % beyond that of six."""
+16 % of healthy results are beyond four times one sample of the same error; benchmarks/vllm.md has those beyond six."""
 
 HELD = 4 << 30
 """Bytes of tensors that may be held for a step's samples."""

@@ -13,7 +13,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from ditto_core.model.buffers import Buffers
 from ditto_core.model.loading import LoadedModel
-from ditto_core.model.tracing import held_where_read, own_symbols, quiet, wrap
+from ditto_core.model.tracing import held_where_read, own_symbols, quiet, run_once, wrap
 from ditto_core.model.wrappers import BATCH, DecoderWrapper, Wrapper
 from ditto_core.profile import Range, ShapeProfile
 from ditto_core.sites import Tap
@@ -77,6 +77,7 @@ def trace_program(
         return torch.export.export(chosen, inputs, dynamic_shapes=shapes, strict=False), arguments, names
 
     with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), Buffers(model.module).kept():
+        run_once(model, wrapper, wrapper.signature()[0])
         exported, arguments, names = held_where_read(model, wrapper, trace)
     allow_short(exported)
     known = wrapper.traced.names

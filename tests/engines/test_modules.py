@@ -63,17 +63,22 @@ def captured(session, inputs):
     return taps
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_healthy_network_that_writes_in_place_passes_and_nothing_is_blamed(pair_of, dtype):
-    run = pair_of(residual_net, dtype=dtype).run(localize=True)
+TRACED = {"backend": "inductor", "options": {"compiler": "aot_eager"}}
+"""An engine of the exported program, as torch.compile, AOTInductor and ExecuTorch build it; the others are of ONNX."""
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "float32"}, {"dtype": "float16"}, TRACED])
+def test_a_healthy_network_that_writes_in_place_passes_and_nothing_is_blamed(pair_of, fields):
+    run = pair_of(residual_net, **fields).run(localize=True)
     run.assert_close()
     assert {"stem.1", "stem.2", "layer1.0.bn2", "layer1.0.relu", "layer1.0.relu@1"} <= set(run.sites)
     assert not run.localization.blamed
     assert not run.localization.causes
 
 
-def test_a_tap_is_what_the_module_returned_not_what_was_written_into_it_later(pair_of, workspace):
-    pair = pair_of(residual_net)
+@pytest.mark.parametrize("fields", [{}, TRACED])
+def test_a_tap_is_what_the_module_returned_not_what_was_written_into_it_later(pair_of, workspace, fields):
+    pair = pair_of(residual_net, **fields)
     net = workspace.model(pair.spec.model).module
     image = workspace.model(pair.spec.model).examples["image"]
     with torch.no_grad():
@@ -87,10 +92,11 @@ def test_a_tap_is_what_the_module_returned_not_what_was_written_into_it_later(pa
         torch.testing.assert_close(taps["stem.2"].float(), rectified)
 
 
-def test_writes_through_views_and_into_an_input_are_compared_at_their_time_and_spoil_no_input(pair_of):
+@pytest.mark.parametrize("fields", [{}, TRACED])
+def test_writes_through_views_and_into_an_input_are_compared_at_their_time_and_spoil_no_input(pair_of, fields):
     x = torch.randn(3, 6)
     given = x.clone()
-    run = pair_of(writes).run({"x": given, "n": torch.tensor([1, 2, 3])}, localize=True)
+    run = pair_of(writes, **fields).run({"x": given, "n": torch.tensor([1, 2, 3])}, localize=True)
     run.assert_close()
     assert torch.equal(given, x)
     assert {"first", "second:in", "second", "z", "n:out"} <= set(run.sites)

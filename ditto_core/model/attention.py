@@ -6,7 +6,6 @@ eager function, or the stock sdpa function, and names what goes in and out of it
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ditto_core.model.recorder import tap
+from ditto_core.model.recorder import parameters_of, tap
 
 PREFIX = "ditto_"
 
@@ -63,7 +62,7 @@ def observed(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
 
 def kind_of(module: nn.Module) -> str:
     """Tell how an attention's queries and keys are called: ``rope`` where it rotates them, else ``states``."""
-    return "rope" if "position_embeddings" in inspect.signature(module.forward).parameters else "states"
+    return "rope" if "position_embeddings" in parameters_of(module) else "states"
 
 
 def is_observed(module: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,15 +33,15 @@ def tap(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if torch.compiler.is_dynamo_compiling():  # it breaks the graph at a context variable
         return tensor
     recorder = _recorder.get()
-    return tensor if recorder is None else recorder.tapped(name, tensor)
+    return tensor if recorder is None or not recorder.hears_taps else recorder.tapped(name, tensor)
 
 
 def running() -> nn.Module | None:
-    """Return the module whose forward runs and is recorded; None outside of a recording."""
+    """Return the module whose forward runs, where what :func:`tap` names in it is recorded; else None."""
     if torch.compiler.is_dynamo_compiling():
         return None
     recorder = _recorder.get()
-    return None if recorder is None else recorder.running()
+    return None if recorder is None or not recorder.hears_taps else recorder.running()
 
 
 class Recorder:
@@ -62,6 +63,8 @@ class Recorder:
         self._inputs = None if wanted is None else frozenset(map(module_of, filter(is_input, wanted)))
         self._hooks: list[tuple[nn.Module, Callable[..., Any], Callable[..., Any]]] = []
         self._paths = None if wanted is None else hooked_paths(wanted)
+        self.hears_taps = self._paths is None
+        """Whether what :func:`tap` names is wanted: attention and caches name tensors in each layer."""
         sites = None if operators else [site for site in wanted or () if is_operator(site)]
         self._operators = None if sites is None else frozenset(map(operator_of, sites))
         self._on_tensor = on_tensor
@@ -217,7 +220,14 @@ def operator_of(site: str) -> tuple[str, str]:
 
 def parameters_of(module: nn.Module) -> list[str]:
     """Return the names of the parameters of a module's forward."""
-    return list(inspect.signature(module.forward).parameters)
+    function = getattr(module.forward, "__func__", None)
+    return of_method(function) if function else list(inspect.signature(module.forward).parameters)
+
+
+@lru_cache
+def of_method(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a method's parameters but for the first. They are asked for in each layer and step."""
+    return list(inspect.signature(function).parameters)[1:]
 
 
 def is_input(site: str) -> bool:
@@ -258,10 +268,10 @@ def tensors_in(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor
 
 def items_in(value: Any) -> dict[str, Any] | None:
     """Return what a container holds by key; None for anything that is no container."""
-    if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}
     if isinstance(value, tuple | list):
         return {str(i): item for i, item in enumerate(value)}
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return None

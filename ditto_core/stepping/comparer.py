@@ -98,8 +98,7 @@ class Comparer:
         noisy = self._noisy.pop(site, [])
         if tap.value in self.outputs:
             self._held[tap.value] = tap, actual, tensor
-        # A copy of what is not measured at once: the model may overwrite it.
-        self.compare(order, tap, actual, tensor.clone() if gains(actual, tensor) else tensor, noisy)
+        self.compare(order, tap, actual, tensor, noisy)
 
     def finish(self, theirs: Mapping[str, torch.Tensor], *, recorded: bool = False) -> None:
         """Compare the final outputs with the reference's, each under its own name, and note what only one side had.
@@ -217,8 +216,9 @@ class Comparer:
         if final or tap.value in self.outputs:
             names = (*names, tap.value)
         first = self._repeated.pop(tap.site, None) if noisy else None
-        pair = StepPair(order, tap, actual, expected, noisy, first, valid, names, final, tied)
-        self._measuring.add(pair)
+        waits = gains(actual, expected)
+        kept = expected.clone() if waits else expected  # the model may overwrite it
+        self._measuring.add(StepPair(order, tap, actual, kept, noisy, first, valid, names, final, tied), waits)
         if tap.choice and self._choices is not None:
             self._measuring.flush()  # what is judged behind a choice depends on it
             floor = self._measuring.floor(tap)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,10 +23,6 @@ from ditto_core.stepping.floor import Floor
 from ditto_core.stepping.measured import Measured
 from ditto_core.stepping.prompts import SourceBatch, TokenBatch, likeliest
 from ditto_core.stepping.sides import Recorder, Sides
-
-if TYPE_CHECKING:
-    from ditto_core.trace import StepWriter
-
 
 Scores = Callable[[torch.Tensor], torch.Tensor]
 """Logits [batch, length, vocab] -> those of the next token [batch, vocab], -inf where it may not be chosen."""
@@ -164,18 +158,17 @@ def recorded(
     scores: Scores | None,
 ) -> dict[str, torch.Tensor]:
     """Step a session; where there is a recorder, it sees every tap before the sink does, and the token chosen."""
-    with ExitStack() as stack:
-        writer: StepWriter | None = stack.enter_context(recorder.step(inputs)) if recorder else None
+    if recorder is None:
+        return session.step(inputs, sink)
+    with recorder.step(inputs) as writer:
 
         def both(site: str, tensor: torch.Tensor) -> None:
-            if writer is not None:
-                writer.tap(site, tensor)
+            writer.tap(site, tensor)
             sink(site, tensor)
 
         outputs = session.step(inputs, both)
-        if writer is not None:
-            chosen = likeliest(scores(outputs["logits"])).tolist() if scores and "logits" in outputs else ()
-            writer.finish(outputs, chosen)
+        chosen = likeliest(scores(outputs["logits"])).tolist() if scores and "logits" in outputs else ()
+        writer.finish(outputs, chosen)
     return outputs
 
 

@@ -14,7 +14,7 @@ import torch
 from ditto_core.compare.judging import OUTPUT
 from ditto_core.compare.masks import as_masks, may_hide
 from ditto_core.compare.metrics import ShapeMismatch
-from ditto_core.compare.packed import Found, TensorPair, gains, measure_all
+from ditto_core.compare.packed import Found, TensorPair, measure_all
 from ditto_core.compare.requested import measure_requested
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.row_error import RowError
@@ -65,9 +65,9 @@ class Measuring:
         self._waiting: list[StepPair | SiteResult | None] = []
         self._held = 0
 
-    def add(self, pair: StepPair) -> None:
-        """Take a pair, to be measured with others where that is cheaper."""
-        if not gains(pair.actual, pair.expected):
+    def add(self, pair: StepPair, waits: bool) -> None:
+        """Measure a pair, or let it wait for others."""
+        if not waits:
             self._waiting += self._results([pair])
             return
         self._waiting.append(pair)
@@ -90,16 +90,25 @@ class Measuring:
 
     def _asked(self, pair: StepPair) -> Iterator[TensorPair]:
         """Yield what is measured for a tensor: both sides, the noise, and the reference against itself."""
-        plain = TensorPair(pair.actual, pair.expected, pair.tap.axes, pair.valid)
-        yield self._with_bounds(pair, plain)
+        sides = pair.actual, pair.expected, pair.tap.axes, pair.valid
+        yield self._with_bounds(pair, *sides)
         for noisy in pair.noisy:
-            yield self._with_bounds(pair, plain._replace(actual=noisy), ruled=False)
+            yield self._with_bounds(pair, noisy, *sides[1:], ruled=False)
         if pair.first is not None:
             # The engine may have the last token's logits only.
             first = pair.first[:, -pair.expected.shape[1] :] if pair.first.dim() == 3 else pair.first
-            yield plain._replace(actual=first, equal_nan=True)
+            yield TensorPair(first, *sides[1:], equal_nan=True)
 
-    def _with_bounds(self, pair: StepPair, asked: TensorPair, *, ruled: bool = True) -> TensorPair:
+    def _with_bounds(
+        self,
+        pair: StepPair,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        axes: Sequence[str],
+        valid: torch.Tensor | None,
+        *,
+        ruled: bool = True,
+    ) -> TensorPair:
         """Add the tolerances of the elements: a rule's, none of integers, the usual ones.
 
         Noise is not ``ruled``: it is kept for runs with other rules.
@@ -107,10 +116,10 @@ class Measuring:
         rules = ruled and self._tolerance.rules
         rtol, atol = self._tolerance.elementwise(pair.names, self._step) if rules else (None, None)
         usual = self._usual
-        if self._own_dtype(pair, asked) in INTEGERS:
+        if self._own_dtype(pair, actual, expected) in INTEGERS:
             usual = Elementwise(0.0, 0.0, usual.equal_nan)
         bounds = usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol
-        return TensorPair(*asked[:4], *bounds, usual.equal_nan)
+        return TensorPair(actual, expected, axes, valid, *bounds, usual.equal_nan)
 
     def _result(
         self, pair: StepPair, asked: Sequence[TensorPair], found: Sequence[Found | ShapeMismatch]
@@ -123,8 +132,8 @@ class Measuring:
                 return None
             seen.append((each, measured))
         own, metrics = self._as_masks(pair, *seen[0])
-        names = (*pair.names, pair.tap.value)
-        if self._tolerance.rules and (rules := self._tolerance.requests(names, self._step)):
+        names = (*pair.names, pair.tap.value) if self._tolerance.rules else ()
+        if names and (rules := self._tolerance.requests(names, self._step)):
             requested = measure_requested(rules, metrics.metrics, own.actual, own.expected, pair.valid)
             metrics.metrics = replace(metrics.metrics, requested=requested)
         if pair.noisy and metrics.metrics.count:
@@ -139,7 +148,7 @@ class Measuring:
             UNJUDGED,
             None if known is None else known.rel_l2,
             final=pair.final,
-            dtype=self._own_dtype(pair, own),
+            dtype=self._own_dtype(pair, own.actual, own.expected),
             row=row_of(own, metrics, known) if metrics.metrics.rel_l2 else None,
             element=None if known is None else known.max_abs,
             tied=pair.tied,
@@ -147,9 +156,10 @@ class Measuring:
 
     def floor(self, tap: Tap) -> Noise | None:
         """Return the noise floor of a tap in this step, None where it was not measured."""
-        names = (tap.site, OUTPUT + tap.value, tap.value)
-        floors = next((found for name in names if (found := self._found.floor.get(name))), {})
-        return floors.get(self._step)
+        for name in (tap.site, OUTPUT + tap.value, tap.value):
+            if found := self._found.floor.get(name):
+                return found.get(self._step)
+        return None
 
     def _as_masks(
         self, pair: StepPair, asked: TensorPair, found: Found, *, ruled: bool = True
@@ -160,7 +170,7 @@ class Measuring:
         actual, expected = as_masks(asked.actual, asked.expected)
         if expected is asked.expected:
             return asked, found
-        again = self._with_bounds(pair, asked._replace(actual=actual, expected=expected), ruled=ruled)
+        again = self._with_bounds(pair, actual, expected, asked.axes, asked.valid, ruled=ruled)
         (measured,) = measure_all([again])
         return again, measured if isinstance(measured, Found) else found
 
@@ -178,18 +188,18 @@ class Measuring:
 
     def _noise(self, pair: StepPair, asked: TensorPair, found: Found) -> Noise:
         own, seen = self._as_masks(pair, asked, found, ruled=False)
-        if self._own_dtype(pair, own) in INTEGERS:
+        if self._own_dtype(pair, own.actual, own.expected) in INTEGERS:
             return Noise(seen.metrics.mismatch_ratio)
         rows = seen.row_errors()
         # Three digits, so that a floor read from its file gives the same verdict.
         digits = () if rows is None else tuple(float(f"{error:.2e}") for error in rows.tolist())
         return Noise(seen.metrics.rel_l2, seen.metrics.max_abs, digits)
 
-    def _own_dtype(self, pair: StepPair, asked: TensorPair) -> str:
+    def _own_dtype(self, pair: StepPair, actual: torch.Tensor, expected: torch.Tensor) -> str:
         """Return the dtype whose bounds are a tensor's own; see :func:`own_dtype`."""
         if pair.tap.dtype in INTEGERS:  # a dump may hold ids as floats
             return pair.tap.dtype
-        return own_dtype(asked.actual.dtype, asked.expected.dtype, pair.expected.dtype, self._dtype)
+        return own_dtype(actual.dtype, expected.dtype, pair.expected.dtype, self._dtype)
 
 
 def row_of(pair: TensorPair, found: Found, noise: Noise | None) -> RowError | None:

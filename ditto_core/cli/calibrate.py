@@ -48,7 +48,7 @@ def command(
     from ditto_core.gates.calibration import Calibration, calibrate_suite
 
     settings = shared.settings_of(context)
-    check_kept({"--output": output}, {"suite": settings.suite})
+    check_kept({"--output": output}, settings.read())
     gate, execute = settings.gate(), executor_of(jobs, cluster)
     # A file that cannot be merged with is said before the run, not after it.
     known = load_tolerance(output) if output.exists() else None

@@ -6,7 +6,6 @@ Exit code 0: none, 1: a site is to blame or results differ, 2: no local error wa
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +22,7 @@ from ditto_core.cli.engine_options import (
     parse_ids,
     settings,
 )
-from ditto_core.cli.model_argument import engine_folder
+from ditto_core.cli.model_argument import engine_folder, load_engine, model_path
 from ditto_core.cli.results import Json
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
@@ -31,6 +30,7 @@ from ditto_core.system.files import check_kept
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
+    from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
     from ditto_core.spec import EngineSpec
 
@@ -64,15 +64,15 @@ def command(
 
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
     folder = engine_folder(source)
-    check_kept({"--json": json_file}, {"engine": folder})
-    workspace = screen.workspace(cache_dir)
+    results, workspace = {"--json": json_file}, screen.workspace(cache_dir)
     if folder:
         if fp32 or operators or profile or option:
             raise UsageError(
                 "--fp32, --operators, --profile and --option build an engine: give the model in place of the directory"
             )
-        comparison = localize_engine(workspace, folder, prompts, max_output_len)
+        comparison = localize_engine(workspace, load_engine(folder, results), prompts, max_output_len)
     else:
+        check_kept(results, {"model": model_path(source)})
         built = settings(backend, dtype, profile, option, attention)
         spec = EngineSpec.of(read_model(source), outputs=EVERYTHING, **built)
         comparison = localize_model(workspace, spec, prompts, max_output_len, fp32, operators)
@@ -88,13 +88,11 @@ def command(
         raise typer.Exit(2)
 
 
-def localize_engine(workspace: Workspace, directory: Path, prompts: list[str | list[int]], steps: int) -> Comparison:
+def localize_engine(workspace: Workspace, engine: Engine, prompts: list[str | list[int]], steps: int) -> Comparison:
     """Localize with the very engine in a directory, at the sites that it shows."""
-    from ditto_core.engines.engine import Engine
     from ditto_core.pair.pair import Pair
     from ditto_core.pair.pair_options import PairOptions
 
-    engine = Engine.load(directory)
     pair = Pair(workspace, engine.spec, PairOptions(observer=False), engine=engine)
     if not engine.decoder:
         return pair.run(localize=True)

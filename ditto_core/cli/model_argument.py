@@ -5,12 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ditto_core.errors import ModelError, first_line, nearest
 from ditto_core.spec import ModelSource
+from ditto_core.system.files import check_kept
 from ditto_core.system.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from ditto_core.engines.engine import Engine
 
 
 def read_model(text: str) -> ModelSource:
@@ -27,6 +33,22 @@ def read_model(text: str) -> ModelSource:
         known = [known for known, value in vars(module).items() if callable(value)]
         raise ModelError(f"{where} has no callable {name!r}{nearest(name, known)}")
     return ModelSource.of(factory)
+
+
+def model_path(text: str) -> Path:
+    """Return where a model's files are, as :func:`check_kept` takes them; of a Hub id there are none at its path."""
+    where, colon, _ = text.rpartition(":")
+    return Path(where if colon and not Path(text).exists() else text).expanduser()
+
+
+def load_engine(folder: Path, results: Mapping[str, Path | None]) -> Engine:
+    """Load an engine. Raises :class:`UsageError` where a result would be written over it or over its model."""
+    from ditto_core.engines.engine import Engine
+
+    check_kept(results, {"engine": folder})
+    engine = Engine.load(folder)
+    check_kept(results, {"engine's model": model_path(engine.spec.model.location)})
+    return engine
 
 
 def engine_folder(text: str) -> Path | None:

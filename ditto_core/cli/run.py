@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ditto_core.cli.engine_options import InputIds, InputText, parse_ids
+from ditto_core.system.files import check_kept
 from ditto_core.visible import lines, visible
 
 if TYPE_CHECKING:
@@ -33,10 +34,12 @@ def command(
     model: Annotated[str, typer.Option(help="Model directory for the tokenizer, where the engine's has moved.")] = "",
 ) -> None:
     """Run an engine step by step. Step 0 is the prefill."""
-    from ditto_core.engines.engine import Engine
+    from ditto_core.cli.model_argument import load_engine, model_path
     from ditto_core.stepping.solo import generate
 
-    engine = Engine.load(engine_dir)
+    check_kept({"--inputs": inputs}, {"--dump-dir": dump_dir})  # a trace that is there is replaced
+    check_kept({"--dump-dir": dump_dir}, {"model": model_path(model) if model else None})
+    engine = load_engine(engine_dir, {"--dump-dir": dump_dir})
     check_model(engine, model)
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
     given = tensors_of(inputs)

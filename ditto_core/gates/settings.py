@@ -83,9 +83,14 @@ class GateSettings:
     def check_kept(self, output: Path | None, *, update: bool) -> None:
         """Raise :class:`UsageError` where the result, or with ``update`` the baseline, would be written over what it is
         made of."""
-        check_kept({"output": output}, {"suite": self.suite, "baseline": self.baseline})
+        check_kept({"output": output}, {**self.read(), "baseline": self.baseline})
         if update:
-            check_kept({"baseline": self.baseline}, {"suite": self.suite})
+            check_kept({"baseline": self.baseline}, self.read())
+
+    def read(self) -> dict[str, Path | None]:
+        """Return the files that every run of the gate reads."""
+        model = self.values.get("model")
+        return {"suite": self.suite, "model": self.folder / model if isinstance(model, str) and model else None}
 
     def _only(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: self.values[name] for name in names if name in self.values}

@@ -14,7 +14,7 @@ from ditto_core.backends.trtllm.backend import MANIFEST, TrtllmBackend, trusted_
 from ditto_core.backends.vllm import serving
 from ditto_core.cache import Cache
 from ditto_core.engines.workspace import Workspace
-from ditto_core.errors import BackendError, ModelError
+from ditto_core.errors import ModelError, RunError
 from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.model.own_code import model_class
 from ditto_core.spec import EngineSpec, ModelSource
@@ -149,7 +149,7 @@ def test_generating_asks_nothing_on_stdin_about_a_configurations_own_code(tmp_pa
 
 def test_tensorrt_llm_which_trusts_unasked_gets_no_untrusted_code(checkpoint, plain, tmp_path):
     folder = checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM")
-    with pytest.raises(BackendError, match=r"not given to TensorRT-LLM: it brings code of its own; read it"):
+    with pytest.raises(ModelError, match=r"not given to TensorRT-LLM: it brings code of its own; read it"):
         trusted_model({}, EngineSpec.of(folder, backend="trtllm"), tmp_path)
     trusted = ModelSource(folder, trust_remote_code=True)
     assert trusted_model({}, EngineSpec.of(trusted, backend="trtllm"), tmp_path) == folder
@@ -159,7 +159,7 @@ def test_tensorrt_llm_which_trusts_unasked_gets_no_untrusted_code(checkpoint, pl
 def test_its_pytorch_backend_is_not_opened_with_untrusted_code_either(checkpoint, tmp_path):
     folder = checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM")
     (tmp_path / MANIFEST).write_text('{"engine": "pytorch"}')
-    with pytest.raises(BackendError, match="not given to TensorRT-LLM"):
+    with pytest.raises(ModelError, match="not given to TensorRT-LLM"):
         TrtllmBackend().open(EngineSpec.of(folder, backend="trtllm"), tmp_path, ())
 
 
@@ -186,6 +186,7 @@ def test_vllm_is_told_what_a_model_may_run(own, trust, option, passed, said, che
     folder = checkpoint("LlamaForCausalLM", **({"AutoModelForCausalLM": "LlamaForCausalLM"} if own else {}))
     options = {name: folder if value == "here" else value for name, value in option.items()}
     source = ModelSource(folder, trust_remote_code=trust)
-    with pytest.raises(BackendError, match=f"^vLLM does not serve model: {said}"):
+    kind = RunError if said == "Failed to load" else ModelError
+    with pytest.raises(kind, match=f"^vLLM does not serve model: {said}"):
         serving.start(EngineSpec.of(source, backend="vllm", options=options), folder, tapped=True)
     assert vllm.given["trust_remote_code"] is passed

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from ditto_core.cli.engine_options import Attention, Backend, BuildOption, CacheDir, Dtype, Profile, key_value, settings
+from ditto_core.cli.engine_options import (
+    Attention,
+    Backend,
+    BuildOption,
+    CacheDir,
+    Dtype,
+    Profile,
+    Trust,
+    key_value,
+    settings,
+)
 from ditto_core.errors import UsageError
 from ditto_core.spec import ALL_SITES, EngineSpec
 from ditto_core.system.files import check_kept, parse_json
@@ -36,6 +46,7 @@ def command(
     artifacts_dir: Annotated[
         Path | None, typer.Option(help="Write readable by-products here (or DEBUG_ARTIFACTS_DIR).")
     ] = None,
+    trust_remote_code: Trust = False,
     cache_dir: CacheDir = None,
 ) -> None:
     """Build an engine with extra outputs. Prints its directory."""
@@ -48,7 +59,7 @@ def command(
     output_dir = output_dir or directory
     check_kept({"OUTPUT_DIR": output_dir, "--artifacts-dir": artifacts_dir}, {"model": model_path(model)})
     spec = EngineSpec.of(
-        read_model(model),
+        read_model(model, trust_remote_code),
         outputs=outputs(add_output or [], os.environ.get(ADD_OUTPUT_VARIABLE, "")),
         **settings(backend, dtype, profile, option, attention),
     )

@@ -19,6 +19,7 @@ from ditto_core.cli.engine_options import (
     InputIds,
     InputText,
     Profile,
+    Trust,
     parse_ids,
     settings,
 )
@@ -49,6 +50,7 @@ def command(
     operators: Annotated[
         bool, typer.Option("--operators", help="Build once more and name the operator inside the first blamed site.")
     ] = False,
+    trust_remote_code: Trust = False,
     json_file: Json = None,
     cache_dir: CacheDir = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
@@ -70,11 +72,12 @@ def command(
             raise UsageError(
                 "--fp32, --operators, --profile and --option build an engine: give the model in place of the directory"
             )
-        comparison = localize_engine(workspace, load_engine(folder, results), prompts, max_output_len)
+        engine = load_engine(folder, results, trust_remote_code)
+        comparison = localize_engine(workspace, engine, prompts, max_output_len)
     else:
         check_kept(results, {"model": model_path(source)})
         built = settings(backend, dtype, profile, option, attention)
-        spec = EngineSpec.of(read_model(source), outputs=EVERYTHING, **built)
+        spec = EngineSpec.of(read_model(source, trust_remote_code), outputs=EVERYTHING, **built)
         comparison = localize_model(workspace, spec, prompts, max_output_len, fp32, operators)
     found = required(comparison)
     if json_file is not None:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -19,14 +20,16 @@ if TYPE_CHECKING:
     from ditto_core.engines.engine import Engine
 
 
-def read_model(text: str) -> ModelSource:
+def read_model(text: str, trust: bool = False) -> ModelSource:
     """Return a source: ``FILE.py:NAME`` and ``package.module:NAME`` are callables, everything else a location.
+
+    ``trust``: run the code of a location's own.
 
     Raises :class:`ModelError` when the module cannot be imported or has no such callable.
     """
     where, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier() or Path(text).exists():
-        return ModelSource.of(text)
+        return replace(ModelSource.of(text), trust_remote_code=trust)
     module = imported(where)
     factory = getattr(module, name, None)
     if not callable(factory):
@@ -41,14 +44,17 @@ def model_path(text: str) -> Path:
     return Path(where if colon and not Path(text).exists() else text).expanduser()
 
 
-def load_engine(folder: Path, results: Mapping[str, Path | None]) -> Engine:
-    """Load an engine. Raises :class:`UsageError` where a result would be written over it or over its model."""
+def load_engine(folder: Path, results: Mapping[str, Path | None], trust: bool = False) -> Engine:
+    """Load an engine, whose folder does not say whether to ``trust`` its model's own code.
+
+    Raises :class:`UsageError` where a result would be written over it or over its model.
+    """
     from ditto_core.engines.engine import Engine
 
     check_kept(results, {"engine": folder})
     engine = Engine.load(folder)
     check_kept(results, {"engine's model": model_path(engine.spec.model.location)})
-    return engine
+    return replace(engine, spec=replace(engine.spec, model=replace(engine.spec.model, trust_remote_code=trust)))
 
 
 def engine_folder(text: str) -> Path | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ditto_core.errors import BackendError, UsageError
+from ditto_core.errors import BackendError, RunError, UsageError
 from pytest_ditto.progress import progress_of
 from pytest_ditto.pytest_options import OPTIONS, PytestOptions
 
@@ -83,14 +83,17 @@ def bench_of(config: pytest.Config) -> Bench:
 def unavailable(spec: EngineSpec) -> str:
     """Return why a spec's backend cannot be used here, or an empty string.
 
-    Raises :class:`DtypeMissing` for a dtype that the backend lacks, and :class:`UsageError` for an unknown option.
+    Raises :class:`DtypeMissing` for a dtype that the backend lacks, :class:`UsageError` for an unknown option, and
+    :class:`RunError` for a backend that is installed and broken.
     """
     from ditto_core.backends.registry import get_backend
 
     try:
         backend = get_backend(spec.backend)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         return f"backend {spec.backend} cannot be loaded: {error}"
+    except ImportError as error:
+        raise RunError(f"backend {spec.backend} cannot be loaded: {error}") from error
     if spec.dtype not in backend.dtypes:
         raise DtypeMissing(f"backend {spec.backend} has no {spec.dtype}, expected {', '.join(backend.dtypes)}")
     try:

@@ -11,7 +11,7 @@ import torch
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.program_session import ProgramSession, Signature
-from ditto_core.errors import BackendError, BuildError, UsageError, first_line, nearest
+from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -109,7 +109,7 @@ def load_runtime() -> Any:
     try:
         from executorch.extension.pybindings import _C
     except ImportError as error:
-        raise BackendError(
+        raise RunError(
             f"executorch {installed()} cannot be loaded beside torch {torch.__version__}: {first_line(error)}"
         ) from error
     return _C

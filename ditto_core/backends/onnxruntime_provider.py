@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ditto_core.errors import BackendError, BuildError, UsageError, first_line, nearest
+from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.spec import EngineSpec
 
 CPU = "CPUExecutionProvider"
@@ -39,13 +39,18 @@ def provider_name(library: Any, spec: EngineSpec) -> str:
 
 
 def plugin_package(name: str) -> Any:
-    """Import the package of a plugin provider. Raises :class:`BackendError` when it is not installed or is none."""
+    """Import the package of a plugin provider.
+
+    Raises :class:`BackendError` when it is not installed, :class:`RunError` when it is and does not load,
+    :class:`UsageError` when it is none.
+    """
     try:
         package = importlib.import_module(name)
     except ImportError as error:
-        raise BackendError(f"the plugin {name!r} of onnxruntime cannot be imported: {first_line(error)}") from error
+        kind = BackendError if isinstance(error, ModuleNotFoundError) else RunError
+        raise kind(f"the plugin {name!r} of onnxruntime cannot be imported: {first_line(error)}") from error
     if not hasattr(package, "get_library_path") or not hasattr(package, "get_ep_name"):
-        raise BackendError(f"{name} is no plugin of onnxruntime: it has no get_library_path() and get_ep_name()")
+        raise UsageError(f"{name} is no plugin of onnxruntime: it has no get_library_path() and get_ep_name()")
     return package
 
 

@@ -13,6 +13,7 @@ from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.onnx_file import write_tapped
 from ditto_core.backends.openvino_precision import coarse, hint
 from ditto_core.backends.outputs_file import read_outputs, write_outputs
+from ditto_core.backends.registry import library
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
@@ -63,11 +64,7 @@ class OpenVinoBackend:
 
 def load_library() -> Any:
     """Import openvino, or say how to get it."""
-    try:
-        import openvino
-    except ImportError as error:
-        raise BackendError("openvino is not installed: pip install 'pytest-ditto-engine[openvino]'") from error
-    return openvino
+    return library("openvino")
 
 
 def configuration(library: Any, spec: EngineSpec) -> dict[str, str]:

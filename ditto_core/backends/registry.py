@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from packaging.requirements import Requirement
 
 from ditto_core.backends.base import Backend, NeedsDevice
-from ditto_core.errors import BackendError, nearest
+from ditto_core.errors import BackendError, RunError, first_line, nearest
 from ditto_core.spec import FILE_BACKENDS
 
 ENTRY_POINTS = "ditto_core.backends"
@@ -39,6 +41,20 @@ def get_backend(name: str) -> Backend:
             return backend
     names = backend_names()
     raise BackendError(f"unknown backend {name!r}, registered: {', '.join(names)}{nearest(name, names)}")
+
+
+def library(name: str) -> Any:
+    """Import a backend's package, which the extra of the same name installs.
+
+    Raises :class:`BackendError` where it is not installed, :class:`RunError` where it is and does not load: only what
+    is missing may skip a test.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise BackendError(f"{name} is not installed: pip install 'pytest-ditto-engine[{name}]'") from error
+        raise RunError(f"{name} is installed but does not load ({first_line(error)}): install it again") from error
 
 
 def libraries(name: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ditto_core.cli.engine_options import Trust
 from ditto_core.cli.results import Json, writable
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
@@ -35,6 +36,7 @@ def command(
     weights: Annotated[
         bool, typer.Option("--weights", help="Quantized file: tell what the weights cost and what the kernels do.")
     ] = False,
+    trust_remote_code: Trust = False,
     json_file: Json = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
 ) -> None:
@@ -48,17 +50,16 @@ def command(
     from ditto_core.align.quantized import measure_costs, quantized
     from ditto_core.align.repair import Repair, all_faults
     from ditto_core.align.verify import verified
-    from ditto_core.cli.model_argument import read_model
+    from ditto_core.cli.model_argument import model_path, read_model
     from ditto_core.model.loading import load_lean
 
-    read = {"file": file, "model": Path(model) if Path(model).is_file() else None}
-    check_kept({"--map": map_file, "--json": json_file}, read)
+    check_kept({"--map": map_file, "--json": json_file}, {"file": file, "model": model_path(model)})
     if Path(model).suffix == ".onnx":
         if map_file is not None:
             raise UsageError(f"--map is of a model's sites, {model} has none: --json writes the pairs of two files")
         between_files(Path(model), file, inputs or [], faults, json_file)
         return
-    loaded = load_lean(read_model(model))
+    loaded = load_lean(read_model(model, trust_remote_code))
     engine = OnnxFile(file)
     whole = quantized(loaded, engine, roles(inputs or [])) if engine.quantization else None
     found = whole.study if whole else study(loaded, engine, roles(inputs or []))

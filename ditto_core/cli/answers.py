@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ditto_core.cli.engine_options import Backend, BuildOption, CacheDir, Dtype, Profile, settings
-from ditto_core.cli.model_argument import engine_folder
+from ditto_core.cli.engine_options import Backend, BuildOption, CacheDir, Dtype, Profile, Trust, settings
+from ditto_core.cli.model_argument import engine_folder, load_engine, model_path, read_model
 from ditto_core.cli.results import Json
 from ditto_core.system.files import check_kept
 from ditto_core.visible import visible
 
 if TYPE_CHECKING:
+    from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
     from ditto_core.pair.answers import Explained, Lost
     from ditto_core.pair.pair import Pair
+    from ditto_core.spec import ModelSource
 
 
 def command(
@@ -33,6 +35,7 @@ def command(
     dtype: Dtype = "float32",
     profile: Profile = None,
     option: BuildOption = None,
+    trust_remote_code: Trust = False,
     json_file: Json = None,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -41,10 +44,13 @@ def command(
     from ditto_core.system.atomic import write_atomic
 
     samples = {"engine's samples": engine_samples, "reference's samples": reference_samples}
-    check_kept({"--json": json_file}, {**samples, "engine": engine_folder(source)})
+    results, folder = {"--json": json_file}, engine_folder(source)
+    check_kept(results, {**samples, **({} if folder else {"model": model_path(source)})})
+    engine = load_engine(folder, results, trust_remote_code) if folder else None
     lost = lost_answers(read_samples(engine_samples), read_samples(reference_samples), metric, filter)
     typer.echo(f"{len(lost)} answers lost" + (f", the first {most} are replayed" if len(lost) > most else ""))
-    found = replayed(lost[:most], source, cache_dir, settings(backend, dtype, profile, option)) if lost else []
+    built = settings(backend, dtype, profile, option)
+    found = replayed(lost[:most], engine or read_model(source, trust_remote_code), cache_dir, built) if lost else []
     if json_file is not None:
         write_atomic(json_file, json.dumps([each.to_json() for each in found], indent=1) + "\n")
     for line in tally(found):
@@ -53,7 +59,9 @@ def command(
         raise typer.Exit(1 if any(each.site for each in found) else 2)
 
 
-def replayed(lost: Sequence[Lost], source: str, cache_dir: str | None, built: Mapping[str, Any]) -> list[Explained]:
+def replayed(
+    lost: Sequence[Lost], source: Engine | ModelSource, cache_dir: str | None, built: Mapping[str, Any]
+) -> list[Explained]:
     """Replay lost answers on the engine beside its model."""
     from ditto_core.cli import screen
     from ditto_core.pair.answers import explain
@@ -69,17 +77,14 @@ def replayed(lost: Sequence[Lost], source: str, cache_dir: str | None, built: Ma
         pair.close()
 
 
-def opened(workspace: Workspace, source: str, built: Mapping[str, Any]) -> Pair:
-    """Return the engine in a directory beside its model, or one of the model that shows every site."""
-    from ditto_core.cli.model_argument import read_model
-    from ditto_core.engines.engine import Engine
+def opened(workspace: Workspace, source: Engine | ModelSource, built: Mapping[str, Any]) -> Pair:
+    """Return an engine beside its model, or one of the model that shows every site."""
     from ditto_core.localize import EVERYTHING
     from ditto_core.pair.pair import Pair
     from ditto_core.pair.pair_options import PairOptions
-    from ditto_core.spec import EngineSpec
+    from ditto_core.spec import EngineSpec, ModelSource
 
     options = PairOptions(observer=False)
-    if folder := engine_folder(source):
-        engine = Engine.load(folder)
-        return Pair(workspace, engine.spec, options, engine=engine)
-    return Pair(workspace, EngineSpec.of(read_model(source), outputs=EVERYTHING, **built), options)
+    if not isinstance(source, ModelSource):
+        return Pair(workspace, source.spec, options, engine=source)
+    return Pair(workspace, EngineSpec.of(source, outputs=EVERYTHING, **built), options)

@@ -9,10 +9,20 @@ from typing import Annotated
 
 import typer
 
-from ditto_core.cli.engine_options import Attention, Backend, BuildOption, CacheDir, Dtype, Profile, key_value, settings
+from ditto_core.cli.engine_options import (
+    Attention,
+    Backend,
+    BuildOption,
+    CacheDir,
+    Dtype,
+    Profile,
+    Trust,
+    key_value,
+    settings,
+)
 from ditto_core.errors import UsageError
 from ditto_core.spec import ALL_SITES, EngineSpec
-from ditto_core.system.files import parse_json
+from ditto_core.system.files import check_kept, parse_json
 from ditto_core.visible import visible
 
 ADD_OUTPUT_VARIABLE = "TRTLLM_ADD_OUTPUT"
@@ -36,18 +46,20 @@ def command(
     artifacts_dir: Annotated[
         Path | None, typer.Option(help="Write readable by-products here (or DEBUG_ARTIFACTS_DIR).")
     ] = None,
+    trust_remote_code: Trust = False,
     cache_dir: CacheDir = None,
 ) -> None:
     """Build an engine with extra outputs. Prints its directory."""
     from ditto_core.cli import screen
-    from ditto_core.cli.model_argument import read_model
+    from ditto_core.cli.model_argument import model_path, read_model
     from ditto_core.engines.staged import copy_engine
 
     if directory and output_dir and directory != output_dir:
         raise UsageError(f"two output directories, {directory} and {output_dir}: give one")
     output_dir = output_dir or directory
+    check_kept({"OUTPUT_DIR": output_dir, "--artifacts-dir": artifacts_dir}, {"model": model_path(model)})
     spec = EngineSpec.of(
-        read_model(model),
+        read_model(model, trust_remote_code),
         outputs=outputs(add_output or [], os.environ.get(ADD_OUTPUT_VARIABLE, "")),
         **settings(backend, dtype, profile, option, attention),
     )

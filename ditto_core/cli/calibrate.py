@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ditto_core.cli import gate_options as shared
-from ditto_core.cli.engine_options import BuildOption, Profile
+from ditto_core.cli.engine_options import BuildOption, Profile, Trust
 from ditto_core.cli.results import writable
 from ditto_core.system.files import check_kept
 
@@ -35,6 +35,7 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="TOML file of rules.", callback=writable)] = Path(
         "tolerances.toml"
     ),
+    trust_remote_code: Trust = False,
     cache_dir: shared.CacheDir = "",
 ) -> None:
     """Write tolerances measured on a suite.
@@ -48,8 +49,8 @@ def command(
     from ditto_core.gates.calibration import Calibration, calibrate_suite
 
     settings = shared.settings_of(context)
-    check_kept({"--output": output}, {"suite": settings.suite})
-    gate, execute = settings.gate(), executor_of(jobs, cluster)
+    check_kept({"--output": output}, settings.read())
+    gate, execute = settings.gate(trust=trust_remote_code), executor_of(jobs, cluster)
     # A file that cannot be merged with is said before the run, not after it.
     known = load_tolerance(output) if output.exists() else None
     workspace = screen.workspace(cache_dir)

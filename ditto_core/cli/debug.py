@@ -13,6 +13,7 @@ from ditto_core.cli.engine_options import BuildOption, key_value
 from ditto_core.cli.gate_options import Cluster, Jobs
 from ditto_core.cli.results import Json, writable
 from ditto_core.errors import UsageError
+from ditto_core.system.files import check_kept
 
 app = typer.Typer(no_args_is_help=True, help="Reduce, bisect and repeat failing builds.")
 
@@ -34,7 +35,7 @@ def reduce(
     from ditto_core.graphs.graph import Graph
 
     sources = {"model": model, "reference": good.reference, "inputs": good.inputs, "expected": expected}
-    shared.check_output(output, judgement.json_file, iter_artifact, **sources)
+    shared.check_output(judgement, output, iter_artifact, **sources)
     feed = good.feed(Graph.load(model))
     options = ReduceOptions(model, feed, good.values(expected), good.engine, good.tolerance)
     with judgement.screen(f"reducing {model.name}") as screen:
@@ -71,8 +72,8 @@ def precision(
     from ditto_core.engines.workspace import Workspace
     from ditto_core.graphs.graph import Graph
 
-    json_file = judgement.json_file or output.with_suffix(".json")
-    shared.check_output(output, json_file, iter_artifact, model=model, reference=good.reference, inputs=good.inputs)
+    judgement = replace(judgement, json_file=judgement.json_file or output.with_suffix(".json"))
+    shared.check_output(judgement, output, iter_artifact, model=model, reference=good.reference, inputs=good.inputs)
     feed = good.feed(Graph.load(model))
     if not feed:
         raise UsageError("give --inputs FILE: operators are ranked, and judged, on real data")
@@ -83,7 +84,7 @@ def precision(
     with judgement.screen(f"searching {model.name}") as screen, kept_open(run):
         elsewhere = Elsewhere(run, Workspace(say=screen.say)) if cluster or jobs > 1 else None
         found = find_precision(options, iteration, output, screen.say, elsewhere)
-    shared.write_json(json_file, found.to_json())
+    judgement.write(found.to_json())
     typer.echo(found.summary(keep))
     typer.echo(str(found.output))
 
@@ -108,6 +109,8 @@ def build(
     from ditto_core.debug.oracle import main_dtype
     from ditto_core.graphs.graph import Graph
 
+    sources = {"model": model, "reference": good.reference, "inputs": good.inputs, "expected": expected}
+    judgement.check_kept({"--iter-artifact": iter_artifact}, **sources)
     graph = Graph.load(model)
     feed = good.feed(graph)
     given = bool(good.reference or good.reference_precision or expected)
@@ -132,6 +135,7 @@ def repeat(
     from ditto_core.debug.iterations import Until
     from ditto_core.debug.loops import repeat as run
 
+    judgement.check_kept()
     if command and not judgement.check:
         judgement = replace(judgement, check=SEPARATOR.join(command))
     check = judgement.judge()
@@ -154,6 +158,7 @@ def bisect(
     from ditto_core.debug.bisect import bisect as search
     from ditto_core.debug.person import SKIPPED
 
+    judgement.check_kept()
     skip = {*skip_code, SKIPPED} if judgement.interactive else skip_code
     with judgement.screen("bisecting") as screen:
         found = search(values, judgement.iterations(skips=True), screen.say, skip)
@@ -171,7 +176,9 @@ def diff_tactics(
     """Show what only bad builds are made of. Timing-cache entries and layers' kernels."""
     from ditto_core.debug.tactics import diff_tactics as compare
 
-    found = compare(good or directory / "good", bad or directory / "bad")
+    good, bad = good or directory / "good", bad or directory / "bad"
+    check_kept({"--json": json_file}, {"good builds": good, "bad builds": bad})
+    found = compare(good, bad)
     shared.write_json(json_file, found.to_json())
     if found.note:
         typer.echo(found.note, err=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -174,6 +174,12 @@ class Judgement:
         """Return where the search says things."""
         return Screen(title, spins=not self.interactive)
 
+    def check_kept(self, results: Mapping[str, Path | None] | None = None, **sources: Path | None) -> None:
+        """Raise :class:`UsageError` where a search would write ``results``, or its own files, over what it reads."""
+        own = {"--json": self.json_file, "--iter-info": self.iter_info}
+        check_kept({**own, **(results or {})}, {**sources, "replay": self.load_debug_replay})
+        check_kept({"--save-debug-replay": self.save_debug_replay}, sources)
+
     def write(self, data: dict[str, Any]) -> None:
         """Write a result where the user wants it."""
         write_json(self.json_file, data)
@@ -233,9 +239,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def check_output(output: Path, json_file: Path | None, iter_artifact: Path, **sources: Path | None) -> None:
+def check_output(judgement: Judgement, output: Path, iter_artifact: Path, **sources: Path | None) -> None:
     """Raise :class:`UsageError` where a result would be written over a file that it is made of."""
-    check_kept({"--output": output, "--json": json_file}, sources)
+    judgement.check_kept({"--output": output, "--iter-artifact": iter_artifact}, **sources)
     if output.absolute() == iter_artifact.absolute():
         raise UsageError(f"--output {output} is the --iter-artifact, which is removed in the end: name another file")
 

@@ -19,6 +19,9 @@ InputText = Annotated[list[str] | None, typer.Option(help="Prompt; repeatable fo
 InputIds = Annotated[list[str] | None, typer.Option(help="Prompt as token ids: 1,2,3; repeatable.")]
 WHOLE = re.compile("[0-9]{1,18}")
 """A whole number that 64 bits hold. ``isdigit`` also takes superscripts, which ``int`` refuses."""
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python files that a checkpoint brings; read them before.")
+]
 CacheDir = Annotated[str | None, typer.Option(help="Cache directory or fsspec URL (or DITTO_CACHE_DIR).")]
 
 

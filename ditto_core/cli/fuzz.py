@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ditto_core.cli.engine_options import Attention, Backend, CacheDir, Dtype, parse_ids
+from ditto_core.cli.engine_options import Attention, Backend, CacheDir, Dtype, Trust, parse_ids
 from ditto_core.errors import UsageError
+from ditto_core.system.files import check_kept
 
 if TYPE_CHECKING:
     from ditto_core.fuzz import Failure, Limits, Outcome
@@ -33,23 +34,27 @@ def command(
     input_ids: Annotated[
         list[str] | None, typer.Option(help="Run this one batch instead: 1,2,3 for each row; repeatable.")
     ] = None,
+    trust_remote_code: Trust = False,
     cache_dir: CacheDir = None,
 ) -> None:
     """Find the shortest prompt that diverges. Tries prompts against the reference, and shrinks the one that fails."""
     from ditto_core.cli import screen
-    from ditto_core.cli.model_argument import read_model
+    from ditto_core.cli.model_argument import model_path, read_model
     from ditto_core.fuzz import Limits, check_hypothesis
     from ditto_core.pair.pair import Pair
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import ALL_SITES, EngineSpec
     from ditto_core.system.sizes import parse_age
 
+    check_kept({"--corpus": corpus}, {"model": model_path(model)})
     check_hypothesis()
     seconds = parse_age(deadline)
     if min(max_input_len, max_batch_size, max_output_len) < 1:
         raise UsageError("--max-input-len, --max-batch-size and --max-output-len are at least 1")
     outputs = tuple(add_output or ALL_SITES)
-    spec = EngineSpec.of(read_model(model), backend=backend, dtype=dtype, outputs=outputs, attention=attention)
+    spec = EngineSpec.of(
+        read_model(model, trust_remote_code), backend=backend, dtype=dtype, outputs=outputs, attention=attention
+    )
     options = PairOptions(reference=reference, tolerance=tolerance_factor, observer=False)
     pair = Pair(screen.workspace(cache_dir), spec, options)
     if not pair.engine.decoder:
@@ -61,6 +66,7 @@ def command(
     again = {"--backend": backend, "--dtype": dtype, "--reference": reference, "--attention": attention}
     again |= {"--tolerance-factor": str(tolerance_factor)} if tolerance_factor is not None else {}
     extra = [part for name in add_output or [] for part in ("--add-output", name)]
+    extra += ["--trust-remote-code"] if trust_remote_code else []
     extra += ["--cache-dir", str(cache_dir)] if cache_dir is not None else []
     report(outcome, pair, ["ditto", "fuzz", model, *(part for item in again.items() for part in item), *extra])
     raise typer.Exit(1 if outcome.failure else 0)

@@ -10,7 +10,7 @@ import typer
 
 from ditto_core.cli import gate_options as shared
 from ditto_core.cli import screen
-from ditto_core.cli.engine_options import BuildOption, Profile
+from ditto_core.cli.engine_options import BuildOption, Profile, Trust
 from ditto_core.cli.results import writable
 from ditto_core.errors import UsageError
 from ditto_core.system.files import check_kept
@@ -54,6 +54,7 @@ def run(
     shard: Annotated[str, typer.Option(help="NUMBER/COUNT: run this share only, for `ditto gate merge`.")] = "1/1",
     jobs: shared.Jobs = 1,
     cluster: shared.Cluster = "",
+    trust_remote_code: Trust = False,
     output: Output = RESULT,
     cache_dir: shared.CacheDir = "",
 ) -> None:
@@ -66,7 +67,7 @@ def run(
 
     settings = shared.settings_of(context)
     settings.check_kept(output, update=update_baseline)
-    gate, part, execute = settings.gate(), Shard.parse(shard), executor_of(jobs, cluster)
+    gate, part, execute = settings.gate(trust=trust_remote_code), Shard.parse(shard), executor_of(jobs, cluster)
     known = baseline_of(settings, update_baseline, part)
     if update_baseline and settings.baseline:
         check_writable(settings.baseline)

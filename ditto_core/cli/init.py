@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ditto_core.cli.engine_options import Trust
 from ditto_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,13 +29,14 @@ def command(
     output: Annotated[
         Path | None, typer.Option(help="The test to write (default: test_engine.py, beside FILE.py for a callable).")
     ] = None,
+    trust_remote_code: Trust = False,
     ci: Annotated[bool, typer.Option("--ci", help=f"Write {WORKFLOW} too.")] = False,
 ) -> None:
     """Write a first test of a model. The model is loaded to see what it takes; no file is overwritten."""
     from ditto_core.cli.model_argument import read_model
     from ditto_core.model.loading import load_model
 
-    source = read_model(model)
+    source = read_model(model, trust_remote_code)
     module = Path(model.rpartition(":")[0]) if source.factory is not None else Path()
     test = output or (module.parent if module.suffix == ".py" else Path()) / "test_engine.py"
     if module.suffix == ".py" and test.parent.resolve() != module.parent.resolve():
@@ -57,6 +59,8 @@ def test_of(model: str, source: ModelSource, loaded: LoadedModel, test: Path) ->
         standard = "from pathlib import Path\n\n"
         there = os.path.relpath(Path(model).expanduser().resolve(), test.parent.resolve())
         name = f"str(Path(__file__).parent / {json.dumps(there)})"
+    if source.trust_remote_code:
+        imports, name = "\nfrom ditto_core import ModelSource\n", f"ModelSource({name}, trust_remote_code=True)"
     prompt = str(ID_PROMPT) if loaded.tokenizer is None else f'"{TEXT_PROMPT}"'
     kind = "test_decoder.py" if loaded.decoder else "test_module.py"
     return filled(kind, label=source.label, standard=standard, imports=imports, model=name, prompt=prompt)

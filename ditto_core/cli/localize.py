@@ -6,7 +6,6 @@ Exit code 0: none, 1: a site is to blame or results differ, 2: no local error wa
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,10 +19,11 @@ from ditto_core.cli.engine_options import (
     InputIds,
     InputText,
     Profile,
+    Trust,
     parse_ids,
     settings,
 )
-from ditto_core.cli.model_argument import engine_folder
+from ditto_core.cli.model_argument import engine_folder, load_engine, model_path
 from ditto_core.cli.results import Json
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
@@ -31,6 +31,7 @@ from ditto_core.system.files import check_kept
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
+    from ditto_core.engines.engine import Engine
     from ditto_core.engines.workspace import Workspace
     from ditto_core.spec import EngineSpec
 
@@ -49,6 +50,7 @@ def command(
     operators: Annotated[
         bool, typer.Option("--operators", help="Build once more and name the operator inside the first blamed site.")
     ] = False,
+    trust_remote_code: Trust = False,
     json_file: Json = None,
     cache_dir: CacheDir = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every site.")] = False,
@@ -64,17 +66,18 @@ def command(
 
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
     folder = engine_folder(source)
-    check_kept({"--json": json_file}, {"engine": folder})
-    workspace = screen.workspace(cache_dir)
+    results, workspace = {"--json": json_file}, screen.workspace(cache_dir)
     if folder:
         if fp32 or operators or profile or option:
             raise UsageError(
                 "--fp32, --operators, --profile and --option build an engine: give the model in place of the directory"
             )
-        comparison = localize_engine(workspace, folder, prompts, max_output_len)
+        engine = load_engine(folder, results, trust_remote_code)
+        comparison = localize_engine(workspace, engine, prompts, max_output_len)
     else:
+        check_kept(results, {"model": model_path(source)})
         built = settings(backend, dtype, profile, option, attention)
-        spec = EngineSpec.of(read_model(source), outputs=EVERYTHING, **built)
+        spec = EngineSpec.of(read_model(source, trust_remote_code), outputs=EVERYTHING, **built)
         comparison = localize_model(workspace, spec, prompts, max_output_len, fp32, operators)
     found = required(comparison)
     if json_file is not None:
@@ -88,13 +91,11 @@ def command(
         raise typer.Exit(2)
 
 
-def localize_engine(workspace: Workspace, directory: Path, prompts: list[str | list[int]], steps: int) -> Comparison:
+def localize_engine(workspace: Workspace, engine: Engine, prompts: list[str | list[int]], steps: int) -> Comparison:
     """Localize with the very engine in a directory, at the sites that it shows."""
-    from ditto_core.engines.engine import Engine
     from ditto_core.pair.pair import Pair
     from ditto_core.pair.pair_options import PairOptions
 
-    engine = Engine.load(directory)
     pair = Pair(workspace, engine.spec, PairOptions(observer=False), engine=engine)
     if not engine.decoder:
         return pair.run(localize=True)

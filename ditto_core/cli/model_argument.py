@@ -5,28 +5,56 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ditto_core.errors import ModelError, first_line, nearest
 from ditto_core.spec import ModelSource
+from ditto_core.system.files import check_kept
 from ditto_core.system.fingerprint import fingerprint
 
+if TYPE_CHECKING:
+    from ditto_core.engines.engine import Engine
 
-def read_model(text: str) -> ModelSource:
+
+def read_model(text: str, trust: bool = False) -> ModelSource:
     """Return a source: ``FILE.py:NAME`` and ``package.module:NAME`` are callables, everything else a location.
+
+    ``trust``: run the code of a location's own.
 
     Raises :class:`ModelError` when the module cannot be imported or has no such callable.
     """
     where, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier() or Path(text).exists():
-        return ModelSource.of(text)
+        return replace(ModelSource.of(text), trust_remote_code=trust)
     module = imported(where)
     factory = getattr(module, name, None)
     if not callable(factory):
         known = [known for known, value in vars(module).items() if callable(value)]
         raise ModelError(f"{where} has no callable {name!r}{nearest(name, known)}")
     return ModelSource.of(factory)
+
+
+def model_path(text: str) -> Path:
+    """Return where a model's files are, as :func:`check_kept` takes them; of a Hub id there are none at its path."""
+    where, colon, _ = text.rpartition(":")
+    return Path(where if colon and not Path(text).exists() else text).expanduser()
+
+
+def load_engine(folder: Path, results: Mapping[str, Path | None], trust: bool = False) -> Engine:
+    """Load an engine, whose folder does not say whether to ``trust`` its model's own code.
+
+    Raises :class:`UsageError` where a result would be written over it or over its model.
+    """
+    from ditto_core.engines.engine import Engine
+
+    check_kept(results, {"engine": folder})
+    engine = Engine.load(folder)
+    check_kept(results, {"engine's model": model_path(engine.spec.model.location)})
+    return replace(engine, spec=replace(engine.spec, model=replace(engine.spec.model, trust_remote_code=trust)))
 
 
 def engine_folder(text: str) -> Path | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ditto_core.cli.engine_options import InputIds, InputText, parse_ids
+from ditto_core.cli.engine_options import InputIds, InputText, Trust, parse_ids
+from ditto_core.system.files import check_kept
 from ditto_core.visible import lines, visible
 
 if TYPE_CHECKING:
@@ -31,12 +33,15 @@ def command(
         typer.Option(help="safetensors of what an encoder-decoder encodes, by name, in place of prompts."),
     ] = None,
     model: Annotated[str, typer.Option(help="Model directory for the tokenizer, where the engine's has moved.")] = "",
+    trust_remote_code: Trust = False,
 ) -> None:
     """Run an engine step by step. Step 0 is the prefill."""
-    from ditto_core.engines.engine import Engine
+    from ditto_core.cli.model_argument import load_engine, model_path
     from ditto_core.stepping.solo import generate
 
-    engine = Engine.load(engine_dir)
+    check_kept({"--inputs": inputs}, {"--dump-dir": dump_dir})  # a trace that is there is replaced
+    check_kept({"--dump-dir": dump_dir}, {"model": model_path(model) if model else None})
+    engine = load_engine(engine_dir, {"--dump-dir": dump_dir}, trust_remote_code)
     check_model(engine, model)
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
     given = tensors_of(inputs)
@@ -52,9 +57,8 @@ def check_model(engine: Engine, given: str) -> None:
     from ditto_core.cli import screen
     from ditto_core.engines.origin import another_model
     from ditto_core.errors import ModelError, UsageError
-    from ditto_core.spec import ModelSource
 
-    source = ModelSource.of(given) if given else engine.spec.model
+    source = replace(engine.spec.model, location=given, revision="") if given else engine.spec.model
     problem = ""
     if Path(source.location).exists():
         with suppress(ModelError):  # a tokenizer needs no weights beside it

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.tree import Tree
 
-from ditto_core.cli.engine_options import Attention
+from ditto_core.cli.engine_options import Attention, Trust
 
 if TYPE_CHECKING:
     from ditto_core.model.listing import ListedSite
@@ -24,6 +24,7 @@ def command(
         list[str] | None, typer.Argument(help="Selectors, such as 'model.layers.0.**' or '**:q_rope'.")
     ] = None,
     attention: Attention = "eager",
+    trust_remote_code: Trust = False,
     tree: Annotated[bool, typer.Option("--tree", help="Show the modules as a tree.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -33,7 +34,7 @@ def command(
     from ditto_core.model.loading import load_model
     from ditto_core.spec import EngineSpec
 
-    spec = EngineSpec.of(read_model(model), attention=attention)
+    spec = EngineSpec.of(read_model(model, trust_remote_code), attention=attention)
     found = list_sites(load_model(spec.model, implementation=spec.attention), glob or spec.outputs)
     if as_json:
         typer.echo(json.dumps([site.to_json() for site in found], indent=1))

@@ -244,7 +244,7 @@ def advice_without_bad_site(comparison: ComparisonData) -> str:
     if len(comparison) and not comparison.measured:
         return "next: give inputs of at least one row"
     if any(output.verdict.rule.startswith(RANDOM) for output in comparison.unjudged_outputs):
-        return "next: take the random numbers out of forward: eval(), no dropout, a fixed seed or noise as an input"
+        return "next: let forward repeat itself: eval(), no dropout, a fixed seed, nothing kept in a class or a global"
     if comparison.unjudged_outputs:
         output = comparison.unjudged_outputs[0]
         allow = f"give inputs for which it has some, or a tolerance of infinity for {output.site!r}"

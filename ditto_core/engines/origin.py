@@ -38,7 +38,8 @@ def another_model(engine: Engine, source: ModelSource, digest: Digest) -> str:
     other = replace(source, trust_remote_code=not source.trust_remote_code)
     if source.factory is None and known == content_of(other, digest, backend):
         trusted, given = other.trust_remote_code, source.trust_remote_code
-        how = f"give compare_engine ModelSource({source.location!r}, trust_remote_code={trusted})"
+        option = "give --trust-remote-code, or" if trusted else "leave out --trust-remote-code, or give"
+        how = f"{option} compare_engine ModelSource({source.location!r}, trust_remote_code={trusted})"
         return f"{here} was built with trust_remote_code={trusted} and is opened with {given}: {how}"
     model = source.location or source.label
     return f"{here} was built of another model than {model} is now: build the engine again, or put back the model"

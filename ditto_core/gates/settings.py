@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +71,28 @@ class GateSettings:
         limits = {name: read_limit(name, value) for name, value in self.values.get("limits", {}).items()}
         return Policy(**{**self._only(POLICY), **({"limits": limits} if limits else {})})
 
-    def gate(self, spec: EngineSpec | None = None) -> Gate:
-        """Return the gate, on ``spec`` where one is given. Raises :class:`UsageError` for what is missing or wrong."""
+    def gate(self, spec: EngineSpec | None = None, *, trust: bool = False) -> Gate:
+        """Return the gate, on ``spec`` where one is given, else on the model, whose own code runs where it is to
+        ``trust``: no file says so. Raises :class:`UsageError` for what is missing or wrong.
+        """
         if spec is None:
             if "model" not in self.values:
                 raise UsageError("the gate names no model, expected --model or `model` in its table")
-            spec = EngineSpec.of(self._model(), outputs=None, **self._only(SPEC))
+            spec = EngineSpec.of(self._model(trust), outputs=None, **self._only(SPEC))
         suite = load_suite(self._suite()).first(self.values.get("samples", 0))
         return Gate(spec, suite, policy=self.policy, **{"max_new_tokens": NEW_TOKENS, **self._only(RUN)})
 
     def check_kept(self, output: Path | None, *, update: bool) -> None:
         """Raise :class:`UsageError` where the result, or with ``update`` the baseline, would be written over what it is
         made of."""
-        check_kept({"output": output}, {"suite": self.suite, "baseline": self.baseline})
+        check_kept({"output": output}, {**self.read(), "baseline": self.baseline})
         if update:
-            check_kept({"baseline": self.baseline}, {"suite": self.suite})
+            check_kept({"baseline": self.baseline}, self.read())
+
+    def read(self) -> dict[str, Path | None]:
+        """Return the files that every run of the gate reads."""
+        model = self.values.get("model")
+        return {"suite": self.suite, "model": self.folder / model if isinstance(model, str) and model else None}
 
     def _only(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: self.values[name] for name in names if name in self.values}
@@ -94,10 +101,11 @@ class GateSettings:
         name = str(self.values.get("suite", BUILT_IN[0]))
         return name if name in BUILT_IN else str(self.folder / name)
 
-    def _model(self) -> Any:
+    def _model(self, trust: bool) -> ModelSource:
         model = self.values["model"]
         local = isinstance(model, str) and (self.folder / model).exists()
-        return str(self.folder / model) if local else ModelSource.of(model)
+        source = ModelSource.of(str(self.folder / model) if local else model)
+        return replace(source, trust_remote_code=source.trust_remote_code or trust)
 
 
 def project_gate(folder: Path, name: str) -> GateSettings:

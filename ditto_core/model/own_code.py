@@ -26,7 +26,8 @@ def names_code(directory: Path) -> bool:
 
 def untrusted(source: ModelSource) -> str:
     """Return what is to be done about a model whose own code is not trusted."""
-    return f"it brings code of its own; read it, then give ModelSource({source.location!r}, trust_remote_code=True)"
+    how = f"ModelSource({source.location!r}, trust_remote_code=True), or --trust-remote-code"
+    return f"it brings code of its own; read it, then give {how}"
 
 
 def refuse_code_elsewhere(source: ModelSource, directory: Path) -> None:

@@ -16,7 +16,7 @@ from ditto_core.model.code_lines import running_line
 from ditto_core.model.forward import DECODED, TOKENS, Forward, named_outputs
 from ditto_core.model.held import Holding, inputs_read
 from ditto_core.model.recorder import Recorder
-from ditto_core.model.traced import RealViews, Seen, Traced, name_taps, own_tensors, version
+from ditto_core.model.traced import Clamped, RealViews, Seen, Traced, name_taps, own_tensors, version
 
 BATCH, LENGTH, PAST, TOTAL, SOURCE = "batch", "length", "past", "total", "source"
 
@@ -63,7 +63,7 @@ class Wrapper(nn.Module):
             line = running_line(self.run_tapped.__code__)
             seen.append(Seen(site, tensor, version(tensor), value, module, line))
 
-        with Recorder(self.module, see, operators=self.operators).recording(), RealViews():
+        with Recorder(self.module, see, operators=self.operators).recording(), RealViews(), Clamped():
             outputs = run(given)
         self.traced.rewritten = frozenset(s.site for s in seen if version(s.tensor) != s.version)
         self.traced.spoils = [version(tensor) for tensor in given] != before

@@ -144,7 +144,8 @@ def run_step(
 
 
 def run_once_before(reference: Session, inputs: Mapping[str, torch.Tensor], comparer: Comparer) -> None:
-    """Run the first step of the reference once for itself: where the next run differs, it draws random numbers."""
+    """Run the first step of the reference once for itself: where the next run differs, it draws random numbers, or
+    remembers in a class, a global or another package's object, which :class:`Buffers` does not give back."""
     for name, tensor in reference.step(inputs, comparer.take_repeated).items():
         comparer.take_repeated(comparer.output_site(name), tensor)
     reference.start(rows_of(inputs))

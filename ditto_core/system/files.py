@@ -133,10 +133,10 @@ def check_kept(results: Mapping[str, Path | None], sources: Mapping[str, Path | 
     """Raise :class:`UsageError` where a result would be written over a file that it is made of, or into a folder."""
     for option, output in results.items():
         for name, path in sources.items():
-            if output and path and output.exists() and path.exists() and output.samefile(path):
+            if output and path and output.is_file() and path.exists() and output.samefile(path):
                 raise UsageError(f"{option} {output} would overwrite the {name}: name another file")
             if output and path and path.is_dir() and output.resolve().is_relative_to(path.resolve()):
-                raise UsageError(f"{option} {output} lies in the {name}: name a file outside of it")
+                raise UsageError(f"{option} {output} lies in the {name}: name one outside of it")
 
 
 @contextlib.contextmanager

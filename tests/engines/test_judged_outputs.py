@@ -184,6 +184,30 @@ def test_a_reference_that_draws_random_numbers_is_named_and_judges_nothing_behin
         assert "fixed seed" in failure_message(run).splitlines()[-1]
 
 
+class Remembers(nn.Module):
+    """Counts its calls where no step gives them back: in its class."""
+
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.dec = nn.Linear(8, 6)
+
+    def forward(self, x):
+        type(self).calls += 1
+        return self.dec(x) * type(self).calls
+
+
+def remembers():
+    return made(Remembers)
+
+
+def test_a_reference_that_remembers_in_its_class_is_told_and_not_judged(workspace):
+    run = pair_of(workspace, remembers, outputs="**").run()
+    assert [r.site for r in run.inconclusive] == ["output"]
+    assert "nothing kept in a class" in failure_message(run).splitlines()[-1]
+
+
 @pytest.mark.parametrize("wrong", [math.nan, 0.0])
 def test_the_engine_without_taps_is_judged_because_it_is_deployed(workspace, wrong):
     pair = pair_of(

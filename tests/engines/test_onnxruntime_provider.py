@@ -51,7 +51,7 @@ def test_an_engine_that_would_run_on_another_provider_is_refused(workspace):
         ({"provider_options": "no table"}, UsageError, "provider_options"),
         ({"session": ["a"]}, UsageError, "session"),
         ({"plugin": "no_such_package"}, BackendError, "no_such_package"),
-        ({"plugin": "json"}, BackendError, "get_library_path"),
+        ({"plugin": "json"}, UsageError, "get_library_path"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options, error, text):

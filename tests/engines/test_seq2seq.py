@@ -102,6 +102,16 @@ def bart():
     return module
 
 
+def marian():
+    return small("marian")
+
+
+@pytest.mark.parametrize("source", [bart, marian])
+def test_models_that_clamp_what_overflows_in_float16_pass_in_it(pair_of, source):
+    pair = pair_of(source, dtype="float16", outputs=["model.encoder.layers.0", "model.decoder.layers.0"])
+    pair.generate(PROMPTS, max_new_tokens=2).assert_close()
+
+
 def hushed():
     module = small("whisper")
     settings = module.generation_config

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from ditto_core.backends.vllm import serving
-from ditto_core.errors import BackendError
+from ditto_core.errors import ModelError
 from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec, ModelSource
 from tests.vllm_pairs import PORTS, PROFILE, PROMPTS, SITES, pair_of, saved_llama
@@ -221,7 +221,7 @@ def test_a_configuration_of_its_own_is_served_where_it_is_trusted(workspace, mod
     code = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.LlamaForCausalLM"}
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": code}))
     spec = EngineSpec.of(str(folder), backend="vllm", outputs=SITES, profile=PROFILE)
-    with pytest.raises(BackendError, match=r"vLLM does not serve own: it brings code of its own; read it, then give"):
+    with pytest.raises(ModelError, match=r"vLLM does not serve own: it brings code of its own; read it, then give"):
         serving.start(spec, str(folder), tapped=True)
     trusted = dataclasses.replace(spec, model=ModelSource(str(folder), trust_remote_code=True))
     pair = Pair(workspace, trusted, PairOptions(observer=False))

@@ -49,8 +49,8 @@ def engine(tmp_path, fresh):
     "use",
     [
         lambda workspace, engine: Pair(workspace, engine.spec, engine=engine),
-        lambda workspace, engine: localize_engine(workspace, engine.directory, ["text"], 1),
-        lambda workspace, engine: opened(workspace, str(engine.directory), {}),
+        lambda workspace, engine: localize_engine(workspace, engine, ["text"], 1),
+        lambda workspace, engine: opened(workspace, engine, {}),
         lambda workspace, engine: check_model(engine, ""),
     ],
     ids=["pair", "localize", "answers", "run"],
@@ -85,7 +85,8 @@ def test_an_engine_that_is_opened_with_other_trust_says_what_to_give(trust, tmp_
     (tmp_path / "m" / "config.json").write_text('{"auto_map": {}}')
     engine = Engine(tmp_path, EngineSpec.of(source), (), True, built_of=content_of(source, fresh().digest, ORT))
     other = replace(source, trust_remote_code=not trust)
-    hint = f"give compare_engine ModelSource({source.location!r}, trust_remote_code={trust})"
+    option = "give --trust-remote-code, or" if trust else "leave out --trust-remote-code, or give"
+    hint = f"{option} compare_engine ModelSource({source.location!r}, trust_remote_code={trust})"
     said = f"built with trust_remote_code={trust} and is opened with {not trust}: {hint}"
     with pytest.raises(UsageError, match=f"{re.escape(said)}$"):
         refuse_another_model(engine, other, fresh().digest)

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from ditto_core.cli import main
+from ditto_core.engines.engine import Engine
+from ditto_core.spec import EngineSpec
 from tests.unit.test_gate_result import answers, result
 
 SUITE = '{"text": [1, 2, 3]}\n'
@@ -115,7 +117,7 @@ def refused(tmp_path, monkeypatch, capsys):
         ),
         (
             ("compare", "folder", "five.json", "--json", "folder/new.json"),
-            "--json folder/new.json lies in the engine's dump: name a file outside of it",
+            "--json folder/new.json lies in the engine's dump: name one outside of it",
         ),
         (
             ("compare", "five.json", "folder", "--calibrate", "folder/../folder/a/rules.toml"),
@@ -172,7 +174,68 @@ def test_no_result_is_written_into_a_trace_or_an_engine(refused):
             "folder/a.json lies in the engine",
         ),
     ):
-        assert refused(*arguments).endswith(f"{lies}: name a file outside of it")
+        assert refused(*arguments).endswith(f"{lies}: name one outside of it")
+
+
+OVER = ("no.onnx", "--json", "no.onnx")
+UNTIL = ("--until", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("localize", "folder", "--json", "folder/config.json"), "--json folder/config.json lies in the model"),
+        (("localize", "ends.py:make", "--json", "ends.py"), "--json ends.py would overwrite the model"),
+        (("answers", "folder", "suite.jsonl", "suite.jsonl", "--json", "folder/a.json"), "a.json lies in the model"),
+        (("align", "folder", "no.onnx", "--map", "folder/config.json"), "--map folder/config.json lies in the model"),
+        (("build", "folder", "folder/engine"), "OUTPUT_DIR folder/engine lies in the model: name one outside"),
+        (("build", "folder", "--artifacts-dir", "folder"), "--artifacts-dir folder lies in the model"),
+        (("fuzz", "folder", "--corpus", "folder/corpus"), "--corpus folder/corpus lies in the model"),
+        (("gate", "run", "--model", "folder", "--output", "folder/config.json"), "config.json lies in the model"),
+        (("calibrate", "--model", "folder", "--output", "folder/t.toml"), "folder/t.toml lies in the model"),
+        (
+            ("run", "--engine-dir", "other", "--inputs", "folder/x.safetensors", "--dump-dir", "folder"),
+            "--inputs folder/x.safetensors lies in the --dump-dir",
+        ),
+        (("run", "--engine-dir", "folder", "--dump-dir", "folder/dump"), "--dump-dir folder/dump lies in the engine"),
+        (
+            ("run", "--engine-dir", "other", "--model", "folder", "--dump-dir", "folder/dump"),
+            "--dump-dir folder/dump lies in the model",
+        ),
+        (("debug", "build", *OVER, *UNTIL), "--json no.onnx would overwrite the model"),
+        (
+            ("debug", "build", "no.onnx", *UNTIL, "--iter-artifact", "no.onnx"),
+            "--iter-artifact no.onnx would overwrite",
+        ),
+        (("debug", "reduce", "no.onnx", "--iter-info", "no.onnx"), "--iter-info no.onnx would overwrite the model"),
+        (("debug", "reduce", "no.onnx", "--save-debug-replay", "no.onnx"), "replay no.onnx would overwrite the model"),
+        (("debug", "precision", "no.onnx", "--iter-artifact", "no.onnx"), "--iter-artifact no.onnx would overwrite"),
+        (
+            ("debug", "repeat", *UNTIL, "--json", "five.json", "--load-debug-replay", "five.json", "--check", "true"),
+            "--json five.json would overwrite the replay",
+        ),
+        (
+            ("debug", "bisect", "a", "b", "--json", "five.json", "--load-debug-replay", "five.json", "--check", "true"),
+            "--json five.json would overwrite the replay",
+        ),
+        (("debug", "diff-tactics", "--good", "folder", "--json", "folder/a.json"), "a.json lies in the good builds"),
+    ],
+)
+def test_no_command_writes_over_what_it_reads(refused, arguments, line):
+    Path("no.onnx").write_text("x")
+    assert line in refused(*arguments)
+
+
+def test_no_command_writes_over_the_model_of_an_engine(refused, tmp_path):
+    spec = EngineSpec.of(str(tmp_path / "folder"))
+    Path("engine").mkdir()
+    Engine(Path("engine"), spec, (), decoder=True).save_manifest()
+    for arguments in (
+        ("localize", "engine", "--json", "folder/a.json"),
+        ("answers", "engine", "suite.jsonl", "suite.jsonl", "--json", "folder/a.json"),
+        ("run", "--engine-dir", "engine", "--dump-dir", "folder/a.json"),
+    ):
+        assert refused(*arguments).endswith("folder/a.json lies in the engine's model: name one outside of it")
 
 
 def test_a_gate_table_with_a_value_of_the_wrong_type_names_it(refused):

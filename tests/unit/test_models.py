@@ -33,7 +33,7 @@ def test_a_model_with_code_of_its_own_says_how_to_trust_it(tmp_path):
     (tmp_path / "code.py").write_text("raise AssertionError('nobody has trusted this')")
     with pytest.raises(ModelError) as refused:
         load_model(ModelSource(str(tmp_path)))
-    hint = f"read it, then give ModelSource({str(tmp_path)!r}, trust_remote_code=True)"
+    hint = f"read it, then give ModelSource({str(tmp_path)!r}, trust_remote_code=True), or --trust-remote-code"
     assert str(refused.value) == f"model {str(tmp_path)!r} could not be loaded: it brings code of its own; {hint}"
 
 

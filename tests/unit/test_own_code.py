@@ -8,17 +8,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MptConfig, MptForCausalLM
 
 from ditto_core.backends.trtllm.backend import MANIFEST, TrtllmBackend, trusted_model
 from ditto_core.backends.vllm import serving
 from ditto_core.cache import Cache
+from ditto_core.cli import application
 from ditto_core.engines.workspace import Workspace
-from ditto_core.errors import BackendError, ModelError
+from ditto_core.errors import ModelError, RunError
 from ditto_core.model.loading import load_model, tiny_decoder
 from ditto_core.model.own_code import model_class
 from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.stepping.solo import source_batch
+from tests.commands import ditto
 
 CODE = """
 from transformers import LlamaForCausalLM as Base, LlamaForSequenceClassification as Judge
@@ -68,7 +71,7 @@ def test_untrusted_a_class_that_transformers_has_too_is_loaded_from_there(checkp
 @pytest.mark.parametrize("kind", ["AutoModelForCausalLM", "AutoModel"])
 def test_untrusted_no_other_class_stands_in_for_one_that_transformers_lacks(checkpoint, kind):
     location = checkpoint("MyLlama", **{kind: "MyLlama"})
-    hint = f"read it, then give ModelSource({location!r}, trust_remote_code=True)"
+    hint = f"read it, then give ModelSource({location!r}, trust_remote_code=True), or --trust-remote-code"
     with pytest.raises(ModelError) as refused:
         load_model(ModelSource(location))
     assert str(refused.value) == f"model {location!r} could not be loaded: it brings code of its own; {hint}"
@@ -147,9 +150,37 @@ def test_generating_asks_nothing_on_stdin_about_a_configurations_own_code(tmp_pa
         source_batch(ModelSource(str(tmp_path)), [[1]], None, None, 1)
 
 
+def options_of(*words):
+    command = typer.main.get_command(application())
+    for word in words:
+        command = command.commands[word]
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+def test_every_command_that_loads_a_model_can_be_told_to_trust_its_code():
+    for words in ("build", "run", "localize", "answers", "align", "fuzz", "sites", "init", "calibrate", "gate run"):
+        assert "--trust-remote-code" in options_of(*words.split()), words
+
+
+def test_a_command_runs_a_checkpoints_own_code_only_where_it_is_told_to(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("DITTO_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    location = checkpoint("MyLlama", AutoModelForCausalLM="MyLlama")
+    made = ("build", location, "engine", "--add-output", "model.layers.*")
+    ids = ("--input-ids", "1,2,3", "--max-output-len", "2")
+    refused = ditto(*made)
+    assert refused.returncode == 2 and "or --trust-remote-code" in refused.stderr
+    for words in (made, ("run", "--engine-dir", "engine", *ids), ("localize", "engine", *ids), ("init", location)):
+        done = ditto(*words, "--trust-remote-code")
+        assert done.returncode == 0, done.stderr
+    assert 'ModelSource(str(Path(__file__).parent / "model"), trust' in Path("test_engine.py").read_text()
+    refused = ditto("localize", "engine", *ids)
+    assert refused.returncode == 2 and "give --trust-remote-code, or" in refused.stderr
+
+
 def test_tensorrt_llm_which_trusts_unasked_gets_no_untrusted_code(checkpoint, plain, tmp_path):
     folder = checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM")
-    with pytest.raises(BackendError, match=r"not given to TensorRT-LLM: it brings code of its own; read it"):
+    with pytest.raises(ModelError, match=r"not given to TensorRT-LLM: it brings code of its own; read it"):
         trusted_model({}, EngineSpec.of(folder, backend="trtllm"), tmp_path)
     trusted = ModelSource(folder, trust_remote_code=True)
     assert trusted_model({}, EngineSpec.of(trusted, backend="trtllm"), tmp_path) == folder
@@ -159,7 +190,7 @@ def test_tensorrt_llm_which_trusts_unasked_gets_no_untrusted_code(checkpoint, pl
 def test_its_pytorch_backend_is_not_opened_with_untrusted_code_either(checkpoint, tmp_path):
     folder = checkpoint("LlamaForCausalLM", AutoModelForCausalLM="LlamaForCausalLM")
     (tmp_path / MANIFEST).write_text('{"engine": "pytorch"}')
-    with pytest.raises(BackendError, match="not given to TensorRT-LLM"):
+    with pytest.raises(ModelError, match="not given to TensorRT-LLM"):
         TrtllmBackend().open(EngineSpec.of(folder, backend="trtllm"), tmp_path, ())
 
 
@@ -186,6 +217,7 @@ def test_vllm_is_told_what_a_model_may_run(own, trust, option, passed, said, che
     folder = checkpoint("LlamaForCausalLM", **({"AutoModelForCausalLM": "LlamaForCausalLM"} if own else {}))
     options = {name: folder if value == "here" else value for name, value in option.items()}
     source = ModelSource(folder, trust_remote_code=trust)
-    with pytest.raises(BackendError, match=f"^vLLM does not serve model: {said}"):
+    kind = RunError if said == "Failed to load" else ModelError
+    with pytest.raises(kind, match=f"^vLLM does not serve model: {said}"):
         serving.start(EngineSpec.of(source, backend="vllm", options=options), folder, tapped=True)
     assert vllm.given["trust_remote_code"] is passed

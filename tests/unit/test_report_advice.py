@@ -43,7 +43,7 @@ def run(*results, **fields):
             NOT_JUDGED.rule,
             "next: run this model in a dtype that holds its numbers, or give a tolerance for this output",
         ),
-        (f"{RANDOM}, first at lm_head", "next: take the random numbers out of forward: eval()"),
+        (f"{RANDOM}, first at lm_head", "next: let forward repeat itself: eval(), no dropout"),
     ],
 )
 def test_an_output_that_could_not_be_judged_is_the_headline(reason, advice):

@@ -9,7 +9,7 @@ import pytest
 
 from ditto_core.backends.trtllm import calls
 from ditto_core.backends.trtllm.calls import ATTRIBUTES, CALLS, Call
-from ditto_core.errors import BackendError
+from ditto_core.errors import RunError
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "trtllm_signatures.json").read_text())
 ADAPTER = Path(calls.__file__).parent
@@ -66,9 +66,7 @@ def test_a_wrong_keyword_would_be_noticed():
     wrong = Call("tensorrt_llm.builder.BuildConfig", {"max_length": "0.12.0"})
     with pytest.raises(TypeError, match="max_length"):
         signature(DATA["0.16.0"][wrong.name]).bind(max_length=1)
-    with pytest.raises(
-        BackendError, match=r"BuildConfig is called with 'max_seq', which its entry .* does not declare"
-    ):
+    with pytest.raises(RunError, match=r"BuildConfig is called with 'max_seq', which its entry .* does not declare"):
         calls.BUILD_CONFIG(max_seq=1)
 
 

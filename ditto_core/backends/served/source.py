@@ -8,7 +8,7 @@ from typing import Any
 
 from ditto_core.backends.base import BuildRequest
 from ditto_core.cache import Cache
-from ditto_core.errors import BackendError, BuildError
+from ditto_core.errors import BuildError, UsageError
 from ditto_core.model.checkpoint import identity_of, is_gguf, locate
 from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.system.fingerprint import directory_digest
@@ -31,7 +31,7 @@ def model_facts(request: BuildRequest, backend: str) -> dict[str, str]:
         return {"digest": files_digest(source)}
     loaded = request.load() if request.load else load_model(source)
     if not loaded.decoder:
-        raise BackendError(f"{backend} runs decoders, {source.label} is none")
+        raise UsageError(f"{backend} runs decoders, {source.label} is not a decoder")
     module: Any = loaded.module
     module.save_pretrained(request.directory / MODEL_FOLDER)
     return {"model": MODEL_FOLDER}

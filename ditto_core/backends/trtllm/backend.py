@@ -13,7 +13,7 @@ from ditto_core.backends.served.source import model_facts, served_model
 from ditto_core.backends.trtllm import detect, names
 from ditto_core.backends.trtllm.plan import RAW
 from ditto_core.backends.trtllm.trtllm_options import TrtllmOptions
-from ditto_core.errors import BackendError
+from ditto_core.errors import BackendError, ModelError
 from ditto_core.model.own_code import names_code, untrusted
 from ditto_core.profile import ShapeProfile
 from ditto_core.session import Session
@@ -115,12 +115,12 @@ class TrtllmBackend:
 def trusted_model(facts: Mapping[str, Any], spec: EngineSpec, directory: Path) -> str:
     """Return the directory of the model that an engine is built from or serves.
 
-    Raises :class:`BackendError` for a checkpoint whose own code TensorRT-LLM would run untrusted: both of its backends
+    Raises :class:`ModelError` for a checkpoint whose own code TensorRT-LLM would run untrusted: both of its backends
     take ``trust_remote_code`` for granted when they read a configuration, whatever they are told.
     """
     model, source = served_model(facts, spec, directory), spec.model
     if source.factory is None and not source.trust_remote_code and names_code(Path(model)):
-        raise BackendError(f"{source.label} is not given to TensorRT-LLM: {untrusted(source)}")
+        raise ModelError(f"{source.label} is not given to TensorRT-LLM: {untrusted(source)}")
     return model
 
 

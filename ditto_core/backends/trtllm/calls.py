@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ditto_core.backends.trtllm.detect import release
-from ditto_core.errors import BackendError
+from ditto_core.errors import RunError
 
 FIRST, BEYOND = "0.12.0", "99"
 
@@ -39,21 +39,19 @@ class Call:
     fields: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it. A method takes its instance first. Raises :class:`BackendError` when this version lacks the name."""
+        """Call it. A method takes its instance first. Raises :class:`RunError` when this version lacks the name."""
         for key in kwargs:
             if key not in self.keywords:
-                raise BackendError(f"{self.name} is called with {key!r}, which its entry in the table does not declare")
+                raise RunError(f"{self.name} is called with {key!r}, which its entry in the table does not declare")
         if len(args) - self.method != len(self.positional):
-            raise BackendError(
-                f"{self.name} is called with {len(args)} positional arguments, {self.positional} declared"
-            )
+            raise RunError(f"{self.name} is called with {len(args)} positional arguments, {self.positional} declared")
         if self.method:
             receiver, *rest = args
             return getattr(receiver, self.name.rpartition(".")[2])(*rest, **kwargs)
         return self.resolve()(*args, **kwargs)
 
     def resolve(self) -> Any:
-        """Import the object. Raises :class:`BackendError` when the installed version does not have it."""
+        """Import the object. Raises :class:`RunError` when the installed version does not have it."""
         try:
             return getattr(owner_of(self.name), self.name.rpartition(".")[2])
         except (ModuleNotFoundError, AttributeError):
@@ -82,7 +80,7 @@ class Call:
         """Tell whether what is installed has the name."""
         try:
             return self.resolve() is not None
-        except BackendError:
+        except RunError:
             return False
 
 
@@ -117,7 +115,7 @@ def accepted(name: str) -> frozenset[str]:
     """
     try:
         target = Call(name).resolve()
-    except (BackendError, ImportError):
+    except (RunError, ImportError):
         return frozenset()
     try:
         parameters = list(inspect.signature(target).parameters.values())
@@ -132,7 +130,7 @@ def accepted(name: str) -> frozenset[str]:
 def attribute(name: str) -> Any:
     """Return an attribute of a module or class that :data:`ATTRIBUTES` declares."""
     if name not in ATTRIBUTES:
-        raise BackendError(f"{name} is read, which the table of attributes does not declare")
+        raise RunError(f"{name} is read, which the table of attributes does not declare")
     return Call(name).resolve()
 
 
@@ -142,9 +140,9 @@ def within(bounds: str | tuple[str, str], version: str) -> bool:
     return release(since) <= release(version) < release(until)
 
 
-def missing(name: str) -> BackendError:
+def missing(name: str) -> RunError:
     """Return the error for a name that the installed version does not have."""
-    return BackendError(f"this TensorRT-LLM has no {name}: its version is not one that the adapter knows")
+    return RunError(f"this TensorRT-LLM has no {name}: its version is not one that the adapter knows")
 
 
 def always(*names: str) -> dict[str, str | tuple[str, str]]:

@@ -17,7 +17,7 @@ from ditto_core.backends.served.place import Place
 from ditto_core.backends.served.session import ServedSession
 from ditto_core.backends.trtllm import calls, detect
 from ditto_core.backends.trtllm.names import FUSED_QKV
-from ditto_core.errors import BackendError, UsageError
+from ditto_core.errors import UsageError
 from ditto_core.session import SessionInfo
 from ditto_core.sites import Tap
 from ditto_core.spec import EngineSpec
@@ -92,11 +92,11 @@ class TorchSession(ServedSession):
 
 
 def worker_engine(llm: Any) -> Any:
-    """Return the engine whose ``model`` is the module. Raises :class:`BackendError` when it is in another process."""
+    """Return the engine whose ``model`` is the module. Raises :class:`UsageError` when it is in another process."""
     try:
         return llm._executor.engine.model_engine
     except AttributeError as error:
-        raise BackendError(
+        raise UsageError(
             f"the model of the PyTorch backend is out of reach ({error}): set {SINGLE_PROCESS}=1 before tensorrt_llm "
             f"is imported, and use one GPU"
         ) from error

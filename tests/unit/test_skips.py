@@ -1,0 +1,51 @@
+"""Only what is missing skips a test: a package, a device, a dtype. What is there and fails is an error."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from ditto_core.backends.vllm import serving
+from ditto_core.errors import BackendError, RunError
+from ditto_core.spec import EngineSpec
+from pytest_ditto.bench import unavailable
+
+
+class StandInForVllm(ModuleType):
+    """Does not start."""
+
+    def LLM(self, model, **settings):
+        raise RuntimeError("Engine core initialization failed")
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_package_that_is_not_installed_skips_and_one_that_does_not_load_fails(backend, broken, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, backend, raising=False)
+    if not broken:
+        monkeypatch.setitem(sys.modules, backend, None)
+        assert unavailable(EngineSpec.of("m", backend=backend)).startswith(f"{backend} is not installed: pip install")
+        return
+    (tmp_path / f"{backend}.py").write_text("import no_such_part")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunError, match=rf"^{backend} is installed but does not load \(.*no_such_part"):
+        unavailable(EngineSpec.of("m", backend=backend))
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "said"),
+    [
+        ("", BackendError, "vLLM finds no device"),
+        ("cpu", RunError, "vLLM does not serve tiny: Engine core"),
+    ],
+)
+def test_vllm_without_a_device_skips_and_a_start_that_fails_is_an_error(device, kind, said, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", StandInForVllm("vllm"))
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type=device))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/config.json").write_text("{}")
+    spec = EngineSpec.of(str(tmp_path / "tiny"), backend="vllm")
+    with pytest.raises(kind, match=said) as caught:
+        serving.start(spec, spec.model.location, tapped=True)
+    assert type(caught.value) is kind

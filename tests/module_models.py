@@ -419,3 +419,24 @@ class CalledTwice(nn.Module):
 def called_twice() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     return CalledTwice(), {"x": torch.randn(8, 16)}
+
+
+class Regions(nn.Module):
+    """Computes with autocast on, and off, and with gradients, and writes into what it computed there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.first(x)
+        with torch.autocast("cpu", enabled=False), torch.enable_grad():
+            hidden += 1
+            hidden = self.second(hidden.float())
+        return hidden.relu_()
+
+
+def regions() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Regions(), {"x": torch.randn(3, 6)}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.export.graph_signature import OutputKind
 
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.program_session import ProgramSession, Signature
@@ -135,7 +136,7 @@ def lower(program: Program, kernels: str, *, record: bool = False) -> Lowered:
     """Lower a traced model, with its ETRecord if that is to be saved. Raises :class:`BuildError` with the reason."""
     from ditto_core.model.tracing import quiet
 
-    exported = without_dropout(program.exported)
+    exported = without_dropout(without_writes(program.exported))
     inputs = exported.example_inputs[0] if exported.example_inputs else ()
     with quiet():
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
@@ -152,6 +153,29 @@ def lower(program: Program, kernels: str, *, record: bool = False) -> Lowered:
     blocks = sum("executorch_call_delegate" in call for call in calls)
     getters = sum("getitem" in call for call in calls)
     return Lowered(manager, {"operators": len(calls) - blocks - getters, "delegated blocks": blocks}, inputs)
+
+
+def without_writes(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program that leaves its buffers as they are, for each step begins with what they held at first.
+
+    ExecuTorch begins with zeros in a buffer that is written into, and keeps what was written for the next step.
+    """
+    schemas = [getattr(node.target, "_schema", None) for node in exported.graph.nodes]
+    if not any(schema is not None and schema.is_mutable for schema in schemas):
+        return exported
+    # What is written in place is an output of its own there.
+    functional: torch.export.ExportedProgram = exported.run_decompositions({})
+    signature, last = functional.graph_signature, functional.graph.output_node()
+    results: Any = last.args[0]
+    kept = [
+        (node, spec)
+        for node, spec in zip(results, signature.output_specs, strict=True)
+        if spec.kind is not OutputKind.BUFFER_MUTATION
+    ]
+    last.args = (tuple(node for node, _ in kept),)
+    signature.output_specs[:] = [spec for _, spec in kept]
+    functional.graph_module.recompile()
+    return functional
 
 
 def without_dropout(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

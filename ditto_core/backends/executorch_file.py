@@ -128,7 +128,7 @@ def signature_of(request: BuildRequest, meta: Any, name: str) -> Signature:
         raise UsageError(f"{name} computes in {dtype or 'integers'}, not in {request.spec.dtype}: give dtype={dtype!r}")
     return Signature(
         inputs,
-        [len(shapes[each]) for each in inputs],
+        [[None] * len(shapes[each]) for each in inputs],
         [{**DTYPES, **INTEGERS}.get(code, "int64") for code in codes],
         [*outputs, *(f"further:{i}" for i in range(gives - len(outputs)))],
         list(request.outputs),

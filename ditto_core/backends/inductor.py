@@ -114,8 +114,7 @@ class InductorBackend:
             raise SelectorError(f"the engine does not show {hidden[0]!r}: {', '.join(signature.outputs[:3])} …")
         found = outputs_of(torch.export.load(directory / PROGRAM_FILE).module(check_guards=False))
         metas = [found[signature.outputs.index(value)].meta["val"] for value in values]
-        dtypes = [str(meta.dtype).removeprefix("torch.") for meta in metas]
-        signature.given(values, [meta.ndim for meta in metas], dtypes).save(directory)
+        signature.given(values, metas).save(directory)
 
     def open(self, spec: EngineSpec, directory: Path, taps: tuple[Tap, ...]) -> ProgramSession:
         """Load the engine. Raises :class:`BuildError` when it is damaged."""

@@ -28,12 +28,12 @@ Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 class Signature:
     """The flat inputs and outputs of an engine by name, in order. ``finals`` are the outputs that are the model's own.
 
-    ``ranks`` and ``dtypes`` (torch's names) are those of the inputs. ``empty`` has the shape of each input
-    ``past_key_values.{i}.key|value`` for one row before the first step.
+    ``sizes`` and ``dtypes`` (torch's names) are those of the inputs; a size that varies is None. ``empty`` has the
+    shape of each input ``past_key_values.{i}.…`` for one row before the first step.
     """
 
     inputs: list[str]
-    ranks: list[int]
+    sizes: list[list[int | None]]
     dtypes: list[str]
     outputs: list[str]
     finals: list[str]
@@ -42,14 +42,12 @@ class Signature:
     @classmethod
     def of(cls, program: Program, finals: Sequence[str]) -> Signature:
         """Read a traced program."""
-        exported = program.exported
-        given = set(exported.graph_signature.user_inputs)
-        values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in given]
+        values = program.given
         pasts = program.inputs[len(program.inputs) - len(program.empty_past) :]
         return cls(
             list(program.inputs),
-            [value.ndim for value in values],
-            [str(value.dtype).removeprefix("torch.") for value in values],
+            [sizes_of(value) for value in values],
+            [dtype_of(value) for value in values],
             list(program.outputs),
             list(finals),
             {name: list(past.shape) for name, past in zip(pasts, program.empty_past, strict=True)},
@@ -59,10 +57,11 @@ class Signature:
         """Write it beside the engine."""
         (directory / SIGNATURE_FILE).write_text(json.dumps(asdict(self), indent=1) + "\n")
 
-    def given(self, values: Sequence[str], ranks: Sequence[int], dtypes: Sequence[str]) -> Signature:
+    def given(self, values: Sequence[str], tensors: Sequence[torch.Tensor]) -> Signature:
         """Return the signature of the engine that also takes some of its outputs as inputs, called ``VALUE::given``."""
         inputs = [*self.inputs, *(f"{value}{GIVEN}" for value in values)]
-        return replace(self, inputs=inputs, ranks=[*self.ranks, *ranks], dtypes=[*self.dtypes, *dtypes])
+        sizes, dtypes = [*self.sizes, *map(sizes_of, tensors)], [*self.dtypes, *map(dtype_of, tensors)]
+        return replace(self, inputs=inputs, sizes=sizes, dtypes=dtypes)
 
     @classmethod
     def load(cls, directory: Path) -> Signature:
@@ -72,6 +71,18 @@ class Signature:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise BuildError(f"the engine is damaged: {path.name} cannot be read ({first_line(error)})") from error
+
+
+def sizes_of(tensor: torch.Tensor) -> list[int | None]:
+    """Return the sizes of a traced tensor, None for each that varies."""
+    from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
+    return [int(size) if is_concrete_int(size) else None for size in tensor.shape]
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    """Return torch's name of a tensor's dtype."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class ProgramSession:
@@ -112,17 +123,24 @@ class ProgramSession:
         return {name: values[name] for name in self._signature.finals}
 
     def _feed(self, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the flat inputs. Raises :class:`RunError` for a missing one and one of another rank."""
+        """Return the flat inputs. Raises :class:`RunError` for a missing one and one of another shape."""
         feed = []
         signature = self._signature
-        for name, rank, dtype in zip(signature.inputs, signature.ranks, signature.dtypes, strict=True):
+        for name, sizes, dtype in zip(signature.inputs, signature.sizes, signature.dtypes, strict=True):
             if name not in given:
                 raise RunError(f"{self.info.backend} failed: input {name!r} is not given")
             tensor = given[name]
-            if tensor.ndim != rank:
+            if tensor.ndim != len(sizes):
                 raise RunError(
-                    f"{self.info.backend} failed: input {name!r} is {list(tensor.shape)}, expected {rank} dimensions"
+                    f"{self.info.backend} failed: input {name!r} is {list(tensor.shape)}, expected "
+                    f"{len(sizes)} dimensions"
                 )
+            for index, (size, expected) in enumerate(zip(tensor.shape, sizes, strict=True)):
+                if expected not in (None, size):
+                    raise RunError(
+                        f"{self.info.backend} failed: input {name!r} has size {size} in dimension {index}, the program "
+                        f"was traced for {expected} alone: give an example of that size"
+                    )
             feed.append(tensor.to(getattr(torch, dtype)).contiguous())
         return feed
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ditto_core.model.buffers import Buffers
 from ditto_core.model.loading import LoadedModel
 from ditto_core.model.tracing import held_where_read, own_symbols, quiet, run_once, wrap
-from ditto_core.model.wrappers import BATCH, DecoderWrapper, Wrapper
+from ditto_core.model.wrappers import BATCH, PAST, DecoderWrapper, ModuleWrapper, Wrapper
 from ditto_core.profile import Range, ShapeProfile
 from ditto_core.sites import Tap
 
@@ -27,7 +28,7 @@ class Program:
 
     ``outputs`` are the model's own outputs, the cache's ``present.{i}.key|value``, then the ``taps``. ``refused`` are
     the taps that no tensor of the module is (site -> reason): raw names of other graphs. ``empty_past`` are the inputs
-    ``past_key_values.{i}.key|value`` of one row that no step has filled, [1, kv_head, 0, head_dim].
+    ``past_key_values.{i}.…`` of one row that no step has filled: [1, kv_head, 0, head_dim], or zeros of a fixed size.
     """
 
     exported: torch.export.ExportedProgram
@@ -36,6 +37,12 @@ class Program:
     taps: tuple[Tap, ...]
     refused: dict[str, str]
     empty_past: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        """The inputs in order, without values."""
+        names = set(self.exported.graph_signature.user_inputs)
+        return [n.meta["val"] for n in self.exported.graph.nodes if n.op == "placeholder" and n.name in names]
 
 
 class Chosen(nn.Module):
@@ -68,6 +75,14 @@ def trace_program(
     Raises :class:`BuildError` with the exporter's innermost complaint.
     """
     wrapper = wrap(model, named)
+    program = _trace(model, wrapper, taps, profile)
+    if isinstance(wrapper, ModuleWrapper) and wrapper.doubled and frozen_rows(program, wrapper):
+        wrapper.doubles = False  # not frozen to two rows where the example has one
+        program = _trace(model, wrapper, taps, profile)
+    return program
+
+
+def _trace(model: LoadedModel, wrapper: Wrapper, taps: Sequence[Tap], profile: ShapeProfile) -> Program:
     chosen = Chosen(wrapper, tuple(dict.fromkeys(tap.value for tap in taps)))
 
     def trace() -> tuple[torch.export.ExportedProgram, tuple[Any, ...], list[str]]:
@@ -79,18 +94,35 @@ def trace_program(
     with quiet(), torch.no_grad(), own_symbols(not (model.decoder or model.later)), Buffers(model.module).kept():
         run_once(model, wrapper, wrapper.signature()[0])
         exported, arguments, names = held_where_read(model, wrapper, trace)
+        exported = without_regions(exported)
     allow_short(exported)
     known = wrapper.traced.names
     refused = {tap.site: "no module of the model returns it" for tap in taps if tap.value not in known}
-    caches = arguments[3] if model.decoder else ()
+    past = zip(names[3:], arguments[3], strict=True) if model.decoder else ()
     return Program(
         exported,
         tuple(names),
         chosen.names(),
         tuple(tap for tap in taps if tap.value in known),
         refused,
-        tuple(cache[:1, :, :0].clone() for cache in caches),
+        tuple(unfilled(cache, wrapper.dimensions[name]) for name, cache in past),
     )
+
+
+def frozen_rows(program: Program, wrapper: Wrapper) -> bool:
+    """Tell whether the model's code leaves one batch only."""
+    return any(
+        dimension == BATCH and is_concrete_int(tensor.shape[axis])
+        for name, tensor in zip(program.inputs, program.given, strict=True)
+        for axis, dimension in wrapper.dimensions[name].items()
+    )
+
+
+def without_regions(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program in which ``torch.autocast`` and ``torch.enable_grad`` are no graphs of their own, which
+    ``torch.compile`` refuses where a size varies: their operators are in it, with the casts that autocast adds."""
+    regions = [node for node in exported.graph.nodes if str(node.target).startswith("wrap_with_")]
+    return exported.run_decompositions({}) if regions else exported
 
 
 def allow_short(exported: torch.export.ExportedProgram) -> None:
@@ -100,6 +132,12 @@ def allow_short(exported: torch.export.ExportedProgram) -> None:
     for symbol, sizes in list(constraints.items()):
         if sizes.lower > LEAST:
             constraints[symbol] = ValueRanges(LEAST, sizes.upper)
+
+
+def unfilled(state: torch.Tensor, dimensions: Mapping[int, str]) -> torch.Tensor:
+    """Return one row of a state that no step has filled: of one that grows nothing, of another its zeros."""
+    row = torch.zeros_like(state[:1])
+    return row[:, :, :0] if PAST in dimensions.values() else row
 
 
 def flat(arguments: Sequence[Any]) -> list[Any]:
@@ -134,7 +172,7 @@ def bounded(
         tokens,
         {0: batch, 1: bound(Dim.DYNAMIC, sums, total)},
         tokens,
-        *({0: batch, 2: past} for _ in dynamic["past"]),
+        *({axis: past if axis else batch for axis in axes} for axes in dynamic["past"]),
     )
 
 

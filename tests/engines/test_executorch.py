@@ -19,6 +19,7 @@ from ditto_core.session import ShowsCache
 from ditto_core.spec import EngineSpec
 from ditto_core.stepping.dumps import compare_offline
 from tests.faults.programs import scaled_in_program
+from tests.module_models import averaging, counting
 
 pytest.importorskip("executorch")
 
@@ -45,6 +46,14 @@ def test_a_padded_batch_agrees_at_every_site_and_step_from_a_child_process(works
         assert session.past["past_key_values.0.key"].shape == (2, 2, 8, 16)  # 5 tokens of the prompt, 3 fed after it
     finally:
         pair.close()
+
+
+@pytest.mark.parametrize("model", [averaging, counting])
+def test_each_step_begins_with_the_buffers_that_the_engine_was_built_with(workspace, model):
+    pair = Pair(workspace, spec(model), PairOptions(isolation="none", observer=False))
+    for _ in range(2):
+        pair.run().assert_close()
+    pair.close()
 
 
 def test_a_convolutional_model_agrees_in_xnnpack(workspace):

@@ -57,7 +57,7 @@ def test_the_models_tensor_in_the_program_heals_a_fault_at_its_site_and_not_upst
 
 
 def test_a_value_that_the_program_does_not_show_and_a_compiled_package_are_not_cut(tmp_path):
-    Signature(["x"], [2], ["float32"], ["output", "0"], ["output"], {}).save(tmp_path)
+    Signature(["x"], [[None, 4]], ["float32"], ["output", "0"], ["output"], {}).save(tmp_path)
     with pytest.raises(SelectorError, match="does not show '1'"):
         InductorBackend().cut(spec(conv_net), tmp_path, ["1"])
     with pytest.raises(UsageError, match="compiled package"):

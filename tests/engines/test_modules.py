@@ -1,4 +1,4 @@
-"""Real ONNX Runtime engines of modules that are no decoders: what a tap is, and which sizes an engine takes."""
+"""Real engines of modules that are no decoders, of ONNX or traced: what a tap is, and which sizes an engine takes."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ditto_core.engines.engine import resolve_taps
-from ditto_core.errors import BuildError, SelectorError, UsageError
+from ditto_core.errors import BuildError, RunError, SelectorError, UsageError
 from ditto_core.pair.pair import Pair
 from ditto_core.spec import EngineSpec
 from tests.models import conv_net
@@ -21,6 +21,7 @@ from tests.module_models import (
     one_line,
     one_row,
     positions,
+    regions,
     remembering,
     residual_net,
     sequences,
@@ -193,15 +194,29 @@ def test_batch_and_time_of_sequences_have_any_size(pair_of, shape):
     pair_of(sequences).run({"x": torch.randn(shape)}).assert_close()
 
 
+def test_a_length_that_a_program_was_traced_for_alone_is_said_when_another_comes(pair_of):
+    """torch unrolls an LSTM over the time of the example."""
+    with pytest.raises(RunError, match="'x' has size 11 in dimension 1, the program was traced for 7 alone"):
+        pair_of(sequences, **TRACED).run({"x": torch.randn(2, 11, 6)})
+
+
+def test_regions_of_autocast_and_of_gradients_are_in_a_program_with_what_is_written_in_them(pair_of):
+    run = pair_of(regions, **TRACED).run(localize=True)
+    run.assert_close()
+    assert {"first", "second"} <= set(run.sites)
+    assert not run.localization.blamed
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_an_example_of_one_row_does_not_freeze_the_batch(pair_of, rows):
     pair_of(one_row).run({"input": torch.randn(rows, 4)}).assert_close()
 
 
+@pytest.mark.parametrize("fields", [{}, TRACED])
 @pytest.mark.parametrize(("source", "rows", "other"), [(counts_rows, 2, 3), (counts_one_row, 1, 2)])
-def test_a_batch_that_the_models_code_freezes_is_said_when_another_comes(pair_of, source, rows, other):
+def test_a_batch_that_the_models_code_freezes_is_said_when_another_comes(pair_of, source, rows, other, fields):
     """The example's own size runs: one row was not traced as two."""
-    pair = pair_of(source, outputs="**")
+    pair = pair_of(source, outputs="**", **fields)
     pair.run().assert_close()
     with pytest.raises(UsageError, match=rf"'x' has size {other} in dimension 0, its batch is frozen to {rows}"):
         pair.run({"x": torch.randn(other, 4)})

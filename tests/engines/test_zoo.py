@@ -34,8 +34,13 @@ def test_experts_complex_rotations_and_caches_of_other_shapes_pass_with_the_refe
     assert run.steps == 4
 
 
-def test_a_convolutions_window_is_carried_beside_keys_and_values(pair_of):
-    pair = pair_of("lfm2")
+TRACED = {"backend": "inductor", "options": {"compiler": "aot_eager"}}
+"""An engine of the exported program; the others are of ONNX."""
+
+
+@pytest.mark.parametrize("fields", [{}, TRACED])
+def test_a_convolutions_window_is_carried_beside_keys_and_values(pair_of, fields):
+    pair = pair_of("lfm2", **fields)
     run = pair.generate(EVEN, max_new_tokens=4)
     run.assert_close()
     run.assert_same_tokens()

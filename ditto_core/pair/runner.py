@@ -38,8 +38,8 @@ CHEAP = 5.0
 """Seconds that a run may have taken for it to be run again for the reasons of what could not be judged."""
 
 SAMPLES = 6
-"""Samples of the noise floor of which the largest counts where one is exceeded. Where a single number decides a norm,
-16 % of healthy results are beyond four times one sample of the same error; benchmarks/vllm.md has those beyond six."""
+"""Samples of the noise floor where one is exceeded. Where a single number decides a norm, 16 % of healthy results are
+beyond four times one sample of the same error; benchmarks/vllm.md has those beyond six."""
 
 HELD = 4 << 30
 """Bytes of tensors that may be held for a step's samples."""
@@ -136,7 +136,7 @@ class Runner:
             write_floor(dump / BESIDE_TRACES, measured)
         comparison = self._settled(comparison)
         if samples > 1:
-            note = f"noise floor: the largest of {samples} runs in {sessions.spec.dtype}, each with other rounding"
+            note = f"noise floor: of {samples} runs in {sessions.spec.dtype}, each with other rounding"
             comparison = replace(comparison, notes=(*comparison.notes, note))
         return replace(comparison, dump=str(dump or ""), receipt=self._receipt()), measured
 

@@ -28,12 +28,29 @@ class Noise(NamedTuple):
     rows: tuple[float, ...] = ()
 
     @classmethod
-    def largest(cls, samples: Sequence[Noise]) -> Noise:
-        """Return the largest error of several samples: of the tensor, an element, and each row; NaN where one is."""
+    def of_samples(cls, samples: Sequence[Noise]) -> Noise:
+        """Return the noise that several samples show, of the tensor, an element, and each row; NaN where one is.
+
+        The first sample is of the reference as it is, the others of other roundings (see :func:`of_roundings`).
+        """
         if any(math.isnan(each.rel_l2) for each in samples):
             return cls(math.nan)
-        rows = tuple(map(max, zip(*(each.rows for each in samples), strict=True)))
-        return cls(max(each.rel_l2 for each in samples), max(each.max_abs for each in samples), rows)
+        rows = tuple(map(of_roundings, zip(*(each.rows for each in samples), strict=True)))
+        rel_l2 = of_roundings([each.rel_l2 for each in samples])
+        return cls(rel_l2, of_roundings([each.max_abs for each in samples]), rows)
+
+
+def of_roundings(errors: Sequence[float]) -> float:
+    """Return the noise that the errors of several roundings show: the largest less half of the smallest.
+
+    The factor on a floor allows for luck: half of it is enough for kernels that are unlike. Where a single number
+    decides a norm, some rounding has nearly no error, and the largest is the noise. Where many numbers do, all lose the
+    same: there is no luck, and half of it is the noise. Never less than the first, which is the reference's own.
+    """
+    own, *others = errors
+    if not others or math.inf in others:
+        return max(errors)
+    return max(own, max(others) - min(others) / 2)
 
 
 Floor = dict[str, dict[int, Noise]]

@@ -177,14 +177,14 @@ class Measuring:
     def _floor(
         self, pair: StepPair, samples: Sequence[tuple[TensorPair, Found]], twice: Sequence[tuple[TensorPair, Found]]
     ) -> Noise:
-        """Return the reference's own error, the largest of its samples; NaN where it is random, which its first two
-        runs show."""
+        """Return the reference's own error, as its samples show it; NaN where it is random, which its first two runs
+        show."""
         for asked, found in twice:
             if not found.metrics.rel_l2 <= TABLE.get(name_of(asked.expected.dtype), 0.0):
                 self._found.random.add(pair.tap.site)
         if pair.tap.site in self._found.random:
             return Noise(math.nan)
-        return Noise.largest([self._noise(pair, *sample) for sample in samples])
+        return Noise.of_samples([self._noise(pair, *sample) for sample in samples])
 
     def _noise(self, pair: StepPair, asked: TensorPair, found: Found) -> Noise:
         own, seen = self._as_masks(pair, asked, found, ruled=False)

@@ -16,7 +16,7 @@ from ditto_core.sites import Tap
 from ditto_core.stepping import measuring
 from ditto_core.stepping.choices import Choices
 from ditto_core.stepping.comparer import Comparer, same_tensor
-from ditto_core.stepping.floor import Noise, lacks, read_floor, write_floor
+from ditto_core.stepping.floor import Noise, lacks, of_roundings, read_floor, write_floor
 from ditto_core.stepping.lockstep import run_once_before
 from ditto_core.stepping.logits import LogitsOfStep
 from ditto_core.stepping.measured import Measured
@@ -162,7 +162,27 @@ def test_a_random_reference_has_no_floor():
     comparer.flush()
     assert found.random == {"x"}
     assert math.isnan(found.floor["x"][0].rel_l2)
-    assert math.isnan(Noise.largest([Noise(1.0), Noise(math.nan)]).rel_l2)
+    assert math.isnan(Noise.of_samples([Noise(1.0), Noise(math.nan)]).rel_l2)
+
+
+@pytest.mark.parametrize(
+    ("errors", "floor"),
+    [
+        ([3.0], 3.0),
+        ([1.0, 8.0, 0.0, 4.0], 8.0),  # a single number: some rounding is nearly exact
+        ([1.0, 8.0, 8.0, 8.0], 4.0),  # many numbers: all roundings lose the same
+        ([5.0, 8.0, 8.0, 8.0], 5.0),  # never less than the reference's own
+        ([1.0, math.inf, math.inf], math.inf),
+        ([math.inf, 1.0, 1.0], math.inf),
+    ],
+)
+def test_the_noise_of_several_roundings_leaves_room_for_luck_where_they_differ(errors, floor):
+    assert of_roundings(errors) == floor
+
+
+def test_each_row_and_the_largest_element_have_the_noise_of_their_own_samples():
+    samples = [Noise(1.0, 0.0, (1.0, 0.0)), Noise(4.0, 2.0, (4.0, 6.0)), Noise(4.0, 3.0, (4.0, 0.0))]
+    assert Noise.of_samples(samples) == Noise(2.0, 2.0, (2.0, 6.0))
 
 
 def test_small_pairs_are_measured_before_they_fill_the_memory(monkeypatch):

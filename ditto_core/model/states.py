@@ -8,7 +8,7 @@ also carries ``{layer}.cross_key`` and ``{layer}.cross_value`` [batch, head, sou
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -229,6 +229,16 @@ def loops(module: nn.Module) -> bool:
             return True
         counts.append(counting.count)
     return counts[0] != counts[1]
+
+
+def example_tokens(module: nn.Module, carried: Iterable[State]) -> int:
+    """Return how many tokens of a decoder with these states are traced: 3, or more than one chunk.
+
+    What is computed by chunks (Mamba 2's scan) has a dimension for them, and a trace takes a single one for a constant.
+    """
+    scans = any(state.name.endswith(".recurrent") for state in carried)
+    sizes = [getattr(part, "chunk_size", 0) for part in module.modules()] if scans else []
+    return 3 + max((size for size in sizes if isinstance(size, int)), default=0)
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]

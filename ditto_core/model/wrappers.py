@@ -103,7 +103,7 @@ class DecoderWrapper(Wrapper):
 
     def signature(self) -> tuple[tuple[Any, ...], Any, list[str]]:
         """Example sizes of at least 2 everywhere, so that no dimension is taken for a constant."""
-        batch, length, past = 2, 3, 5
+        batch, length, past = 2, states.example_tokens(self.module, self._states), 5
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, vocab_size(self.module), (batch, length), generator=generator)
         mask = torch.ones(batch, past + length, dtype=torch.int64)

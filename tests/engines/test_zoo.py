@@ -49,6 +49,12 @@ def test_a_convolutions_window_is_carried_beside_keys_and_values(pair_of, fields
         pair.generate(PROMPTS, max_new_tokens=2)
 
 
+def test_a_scan_takes_prompts_of_one_chunk_and_of_several(pair_of):
+    pair = pair_of("mamba2")  # chunks of 8
+    for tokens in (5, 20):
+        pair.generate([list(range(3, 3 + tokens))], max_new_tokens=2).assert_close()
+
+
 @pytest.mark.parametrize("family", ["bart", "vit", "resnet", "resnet50", "regnet", "clip"])
 def test_other_models_pass_on_inputs_made_from_their_configuration(pair_of, family):
     run = pair_of(family).run()

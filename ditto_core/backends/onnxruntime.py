@@ -13,7 +13,7 @@ import torch
 from ditto_core.backends.base import Arrays, BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
 from ditto_core.backends.onnxruntime_provider import check_provider, open_session
 from ditto_core.backends.outputs_file import read_outputs, write_outputs
-from ditto_core.backends.registry import library
+from ditto_core.backends.registry import import_package
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
@@ -133,7 +133,7 @@ class OnnxRuntimeBackend:
 
 def load_library() -> Any:
     """Import onnxruntime, or say how to get it."""
-    return library("onnxruntime")
+    return import_package("onnxruntime")
 
 
 def optimization(spec: EngineSpec) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
+from ditto_core.backends.registry import import_package
+from ditto_core.errors import BackendError, BuildError, UsageError, first_line, nearest
 from ditto_core.spec import EngineSpec
 
 CPU = "CPUExecutionProvider"
@@ -44,11 +44,7 @@ def plugin_package(name: str) -> Any:
     Raises :class:`BackendError` when it is not installed, :class:`RunError` when it is and does not load,
     :class:`UsageError` when it is none.
     """
-    try:
-        package = importlib.import_module(name)
-    except ImportError as error:
-        kind = BackendError if isinstance(error, ModuleNotFoundError) else RunError
-        raise kind(f"the plugin {name!r} of onnxruntime cannot be imported: {first_line(error)}") from error
+    package = import_package(name, "install the plugin of onnxruntime, or give the name of one that is installed")
     if not hasattr(package, "get_library_path") or not hasattr(package, "get_ep_name"):
         raise UsageError(f"{name} is no plugin of onnxruntime: it has no get_library_path() and get_ep_name()")
     return package

@@ -13,7 +13,7 @@ from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.onnx_file import write_tapped
 from ditto_core.backends.openvino_precision import coarse, hint
 from ditto_core.backends.outputs_file import read_outputs, write_outputs
-from ditto_core.backends.registry import library
+from ditto_core.backends.registry import import_package
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
 from ditto_core.session import SessionInfo, TapSink
 from ditto_core.sites import Tap
@@ -64,7 +64,7 @@ class OpenVinoBackend:
 
 def load_library() -> Any:
     """Import openvino, or say how to get it."""
-    return library("openvino")
+    return import_package("openvino")
 
 
 def configuration(library: Any, spec: EngineSpec) -> dict[str, str]:

@@ -43,8 +43,8 @@ def get_backend(name: str) -> Backend:
     raise BackendError(f"unknown backend {name!r}, registered: {', '.join(names)}{nearest(name, names)}")
 
 
-def library(name: str) -> Any:
-    """Import a backend's package, which the extra of the same name installs.
+def import_package(name: str, install: str = "") -> Any:
+    """Import a package that a backend needs; ``install`` tells how to get it, by default the extra of the same name.
 
     Raises :class:`BackendError` where it is not installed, :class:`RunError` where it is and does not load: only what
     is missing may skip a test.
@@ -52,8 +52,9 @@ def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == name:
-            raise BackendError(f"{name} is not installed: pip install 'pytest-ditto-engine[{name}]'") from error
+        if isinstance(error, ModuleNotFoundError) and error.name in (name, name.partition(".")[0]):
+            install = install or f"pip install 'pytest-ditto-engine[{name}]'"
+            raise BackendError(f"{name} is not installed: {install}") from error
         raise RunError(f"{name} is installed but does not load ({first_line(error)}): install it again") from error
 
 

@@ -14,7 +14,7 @@ from ditto_core.compare.tolerance import LUCK, Tolerance
 from ditto_core.errors import first_line
 from ditto_core.session import LacksTaps, RunsRanks
 from ditto_core.stepping.comparer import NOT_DELIVERED
-from ditto_core.stepping.floor import BESIDE_TRACES, Floor, lacks, read_floor, write_floor
+from ditto_core.stepping.floor import BESIDE_TRACES, MAKING, Floor, lacks, read_floor, write_floor
 from ditto_core.stepping.sides import Recorder, Sides, TapReader, recording
 from ditto_core.system.fingerprint import fingerprint
 from ditto_core.system.receipt import arithmetic, machine, make_receipt, packages
@@ -270,7 +270,7 @@ class Runner:
         facts = [reference.backend, reference.dtype, reference.device, dict(reference.facts)]
         model = [self._sessions.workspace.digest(spec.model), self._sessions.built.facts.get("export")]
         sites = [tap.site for tap in self._sessions.engine.taps]
-        here = [__version__, packages(), machine(), arithmetic(), threads]
+        here = [__version__, MAKING, packages(), machine(), arithmetic(), threads]
         return fingerprint(model, here, facts, spec.dtype, spec.attention, sites, key)
 
     def _writers(self, folder: Path | None) -> tuple[Recorder, Recorder] | None:

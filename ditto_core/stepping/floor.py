@@ -53,6 +53,9 @@ def of_roundings(errors: Sequence[float]) -> float:
     return max(own, max(others) - min(others) / 2)
 
 
+MAKING = 2
+"""Of how a noise floor is made of its samples; part of the key of one that is kept."""
+
 Floor = dict[str, dict[int, Noise]]
 """Noise floor of a run, by site and step."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -227,9 +228,10 @@ def test_a_noise_floor_of_another_number_of_threads_is_not_used(factor, tmp_path
 @pytest.mark.parametrize(
     ("of", "change"),
     [
-        *(("packages", {name: "0"}) for name in ("torch", "transformers", "pytest-ditto-engine")),
-        ("machine", {"cpu": "another"}),
-        ("arithmetic", {"tf32_matmul": "true"}),
+        *(("packages", partial(dict, {name: "0"})) for name in ("torch", "transformers", "pytest-ditto-engine")),
+        ("machine", partial(dict, cpu="another")),
+        ("arithmetic", partial(dict, tf32_matmul="true")),
+        ("MAKING", 1),
     ],
 )
 def test_a_noise_floor_of_other_versions_or_of_another_machine_is_not_used(factor, tmp_path, monkeypatch, of, change):
@@ -237,7 +239,7 @@ def test_a_noise_floor_of_other_versions_or_of_another_machine_is_not_used(facto
         assert Pair(Workspace(Cache(tmp_path)), EngineSpec.of(visible), PairOptions(observer=False)).run()
 
     run()
-    monkeypatch.setattr(f"ditto_core.pair.runner.{of}", lambda: change)
+    monkeypatch.setattr(f"ditto_core.pair.runner.{of}", change)
     run()
     assert len([*(tmp_path / "state" / "floors").iterdir()]) == 2
 

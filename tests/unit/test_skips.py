@@ -18,18 +18,27 @@ class StandInForVllm(ModuleType):
         raise RuntimeError("Engine core initialization failed")
 
 
-@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    ("package", "spec", "how"),
+    [
+        ("onnxruntime", EngineSpec.of("m"), "pip install"),
+        ("openvino", EngineSpec.of("m", backend="openvino"), "pip install"),
+        ("its_plugin", EngineSpec.of("m", options={"plugin": "its_plugin"}), "install the plugin of onnxruntime"),
+    ],
+)
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_package_that_is_not_installed_skips_and_one_that_does_not_load_fails(backend, broken, tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, backend, raising=False)
+def test_a_package_that_is_not_installed_skips_and_one_that_does_not_load_fails(
+    package, spec, how, broken, tmp_path, monkeypatch
+):
+    monkeypatch.delitem(sys.modules, package, raising=False)
     if not broken:
-        monkeypatch.setitem(sys.modules, backend, None)
-        assert unavailable(EngineSpec.of("m", backend=backend)).startswith(f"{backend} is not installed: pip install")
+        monkeypatch.setitem(sys.modules, package, None)
+        assert unavailable(spec).startswith(f"{package} is not installed: {how}")
         return
-    (tmp_path / f"{backend}.py").write_text("import no_such_part")
+    (tmp_path / f"{package}.py").write_text("import no_such_part")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RunError, match=rf"^{backend} is installed but does not load \(.*no_such_part"):
-        unavailable(EngineSpec.of("m", backend=backend))
+    with pytest.raises(RunError, match=rf"^{package} is installed but does not load \(.*no_such_part"):
+        unavailable(spec)
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ class Clamped(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``; a question of transformers' code whether a tensor overflows is answered with yes."""
         known = self._asked.get(id(args[0])) if args else None
-        asks = sys._getframe(1).f_globals.get("__name__", "")
-        if known and func is torch.Tensor.__bool__ and asks.startswith("transformers"):
+        asks = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        if known and func is torch.Tensor.__bool__ and asks == "transformers":
             return known[1]
         found = func(*args, **(kwargs or {}))
         if func in OVERFLOWS:

@@ -43,6 +43,7 @@ def test_the_graph_of_a_layer_that_clamps_what_overflows_gives_what_the_layer_gi
         assert torch.equal(program(x.half()), module(x.half()))
 
 
-def test_what_other_code_asks_of_its_values_is_not_answered():
+@pytest.mark.parametrize("name", ["own", "transformers_modules.of_a_checkpoint"])
+def test_what_other_code_asks_of_its_values_is_not_answered(name):
     with pytest.raises(Exception, match="data-dependent"):
-        torch.export.export(Under(layer(ASKED[0], "own")), (torch.ones(2, 3).half(),))
+        torch.export.export(Under(layer(ASKED[0], name)), (torch.ones(2, 3).half(),))

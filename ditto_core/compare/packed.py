@@ -198,26 +198,25 @@ def alone(pair: TensorPair) -> Found | ShapeMismatch:
 def kind_of(pair: TensorPair) -> Kind | None:
     """Return what pairs that are measured together have in common; None for one that is measured by itself."""
     actual, expected, axes, valid, *_ = pair
-    mask = None if valid is None else valid.shape
-    return kind_of_types(typed(actual), typed(expected), usable(expected), tuple(axes), mask)
+    shape, device = expected.shape, expected.device
+    if actual.shape != shape or actual.device != device:
+        return None
+    dtypes, mask = (actual.dtype, expected.dtype), None if valid is None else valid.shape
+    return kind_of_types(usable(expected), device, dtypes, mask, shape, tuple(axes))
 
 
-Typed = tuple[torch.dtype, torch.device, torch.Size]
-"""What is known of a tensor without a look at its numbers."""
-
-
-def typed(tensor: torch.Tensor) -> Typed:
-    """Return a tensor's dtype, device and shape."""
-    return tensor.dtype, tensor.device, tensor.shape
-
-
-@lru_cache
+@lru_cache(maxsize=1024)
 def kind_of_types(
-    actual: Typed, expected: Typed, kernel: bool, axes: tuple[str, ...], mask: torch.Size | None
+    kernel: bool,
+    device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    mask: torch.Size | None,
+    shape: torch.Size,
+    axes: tuple[str, ...],
 ) -> Kind | None:
-    """Return the kind of a pair; ``mask``: the shape of what is valid."""
-    dtype, device, shape = expected
-    if (device, shape) != actual[1:] or 0 in shape or not FLOATS.issuperset((actual[0], dtype)):
+    """Return the kind of a pair by what is known of it without a look at its numbers; ``mask``: the shape of what is
+    valid."""
+    if 0 in shape or not FLOATS.issuperset(dtypes):
         return None
     size = math.prod(shape)
     if size > GPU_ELEMENTS if kernel else size > CPU_ELEMENTS or device.type != "cpu":
@@ -225,7 +224,7 @@ def kind_of_types(
     # Axes and a mask that do not fit are errors of the pair alone.
     if (axes and len(axes) != len(shape)) or (mask is not None and not fits(mask, shape)):
         return None
-    return Kind(kernel, device, (actual[0], dtype), mask is not None, shape, axes)
+    return Kind(kernel, device, dtypes, mask is not None, shape, axes)
 
 
 def fits(mask: torch.Size, shape: torch.Size) -> bool:
@@ -233,9 +232,9 @@ def fits(mask: torch.Size, shape: torch.Size) -> bool:
     return len(mask) <= len(shape) and all(n in (1, size) for n, size in zip(mask[::-1], shape[::-1], strict=False))
 
 
-def gains(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Tell whether two tensors are cheaper to measure together with others."""
-    return kind_of_types(typed(actual), typed(expected), usable(expected), (), None) is not None
+def is_small(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor costs less to measure together with others: most of what it costs is not its numbers."""
+    return tensor.numel() <= (GPU_ELEMENTS if usable(tensor) else CPU_ELEMENTS)
 
 
 def measure_groups(groups: Sequence[Sequence[TensorPair]]) -> list[Found | None]:

@@ -121,13 +121,12 @@ def measure_logits(
     k, name, rows = min(k, vocab), parse_dtype(dtype), Rows()
     places = math.prod(shape)
     for part in chunks(actual, places):
-        a, b = (pick(side, part) for side in (actual, expected))
-        b = b.to(a.device)
-        add_divergence(rows, a, b, k)
-        found = flips(a, b, getattr(torch, name), near_tie_ulp)
+        both = pick(part, actual, expected)
+        add_divergence(rows, both, k)
+        found = flips(both, getattr(torch, name), near_tie_ulp)
         rows.flips += [replace(flip, index=unravel(part.start + row, shape)) for row, flip in found]
         if targets is not None:
-            add_losses(rows, a, b, targets.reshape(-1)[part].to(a.device))
+            add_losses(rows, both, targets.reshape(-1)[part])
     return LogitsMetrics(
         positions=places,
         dtype=name,
@@ -161,28 +160,36 @@ def chunks(logits: torch.Tensor, positions: int) -> Iterator[slice]:
         yield slice(start, min(positions, start + step))
 
 
-def pick(logits: torch.Tensor, part: slice) -> torch.Tensor:
-    """Return some positions as float64 [positions, vocab], without a copy of the whole where strides allow."""
-    return logits.detach().reshape(-1, logits.shape[-1])[part].double()
+def pick(part: slice, *sides: torch.Tensor) -> torch.Tensor:
+    """Return some positions of each side's logits [..., vocab] as float64 [sides, positions, vocab], on the first one's
+    device: together they cost half the launches."""
+    rows = [side.detach().reshape(-1, side.shape[-1])[part] for side in sides]
+    picked = rows[0].new_empty((len(sides), *rows[0].shape), dtype=torch.float64)
+    for own, side in zip(picked, rows, strict=True):
+        own.copy_(side)
+    return picked
 
 
-def add_divergence(rows: Rows, a: torch.Tensor, b: torch.Tensor, k: int) -> None:
-    """Add KL(expected || actual) of each position, and the size of the common top k."""
-    log_a, log_b = a.log_softmax(-1), b.log_softmax(-1)
+def add_divergence(rows: Rows, both: torch.Tensor, k: int) -> None:
+    """Add KL(expected || actual) of each position, and the size of the common top k; ``both`` [2, positions, vocab]."""
+    log_a, log_b = both.log_softmax(-1)
     weight = log_b.exp()
     terms = torch.where(weight == 0, 0.0, weight * (log_b - log_a))
-    rows.kl += [max(0.0, value) if not math.isnan(value) else value for value in terms.sum(-1).tolist()]
-    top_a, top_b = a.topk(k).indices, b.topk(k).indices
-    rows.shared += int((top_a.unsqueeze(-1) == top_b.unsqueeze(-2)).sum())
+    top_a, top_b = both.topk(k).indices
+    shared = (top_a.unsqueeze(-1) == top_b.unsqueeze(-2)).sum((-2, -1))
+    kl, counts = torch.stack([terms.sum(-1), shared.double()]).tolist()
+    rows.kl += [max(0.0, value) if not math.isnan(value) else value for value in kl]
+    rows.shared += int(sum(counts))
 
 
-def flips(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, near_tie_ulp: float) -> Iterator[tuple[int, Flip]]:
-    """Yield the rows where the argmax differs, each judged by the reference's own gap; the index is left empty.
+def flips(both: torch.Tensor, dtype: torch.dtype, near_tie_ulp: float) -> Iterator[tuple[int, Flip]]:
+    """Yield the rows of ``both`` [2, rows, vocab] where the argmax differs, each judged by the reference's own gap; the
+    index is left empty.
 
     NaN has no argmax: a row where only the engine has some is a flip, and no near tie.
     """
-    best_a, best_b = a.argmax(-1), b.argmax(-1)
-    lost = a.isnan().any(-1) & ~b.isnan().any(-1)
+    (best_a, best_b), (nan_a, nan_b), b = both.argmax(-1), both.isnan().any(-1), both[1]
+    lost = nan_a & ~nan_b
     rows = ((best_a != best_b) | lost).nonzero().flatten()
     if not rows.numel():
         return
@@ -194,9 +201,10 @@ def flips(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, near_tie_ulp: fl
         yield row, Flip((), mine, theirs, gap, unit, gap <= near_tie_ulp * unit)
 
 
-def add_losses(rows: Rows, a: torch.Tensor, b: torch.Tensor, targets: torch.Tensor) -> None:
-    """Add the negative log-likelihood of the targets on both sides."""
-    losses = [torch.nn.functional.cross_entropy(x, targets, ignore_index=IGNORED, reduction="sum") for x in (a, b)]
+def add_losses(rows: Rows, both: torch.Tensor, targets: torch.Tensor) -> None:
+    """Add the negative log-likelihood of the targets on both sides [2, positions, vocab]."""
+    targets = targets.to(both.device)
+    losses = [torch.nn.functional.cross_entropy(x, targets, ignore_index=IGNORED, reduction="sum") for x in both]
     rows.loss_actual += float(losses[0])
     rows.loss_expected += float(losses[1])
     rows.targets += int((targets != IGNORED).sum())
@@ -213,8 +221,8 @@ def perplexities(
     known = ((targets.reshape(-1) >= 0) & (targets.reshape(-1) < vocab)).nonzero().flatten()
     for part in chunks(actual, known.numel()):
         at = known[part]
-        a, b = (side.detach().reshape(-1, vocab)[at.to(side.device)].double() for side in (actual, expected))
-        add_losses(rows, a, b.to(a.device), targets.reshape(-1)[at].to(a.device))
+        sides = [side.detach().reshape(-1, vocab)[at.to(side.device)] for side in (actual, expected)]
+        add_losses(rows, pick(slice(None), *sides), targets.reshape(-1)[at])
     return perplexity(rows.loss_actual, rows.targets), perplexity(rows.loss_expected, rows.targets)
 
 

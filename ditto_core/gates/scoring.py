@@ -250,7 +250,7 @@ def side_of(logits: Logits, targets: torch.Tensor) -> Side:
     """Return likelihood and likeliest tokens of logits [positions, vocab] whose next tokens are ``targets``."""
     nll = 0.0
     for part in chunks(logits, len(logits)):
-        rows = pick(logits, part)
+        (rows,) = pick(part, logits)
         nll += float(torch.nn.functional.cross_entropy(rows, targets[part].to(rows.device), reduction="sum"))
     return Side(nll, tuple(logits.argmax(-1).tolist()))
 
@@ -259,8 +259,7 @@ def divergences(mine: Logits, theirs: Logits) -> tuple[float, ...]:
     """Return KL(reference || engine) at each position, in nats, to five digits."""
     found = Rows()
     for part in chunks(mine, len(mine)):
-        a = pick(mine, part)
-        add_divergence(found, a, pick(theirs, part).to(a.device), 1)
+        add_divergence(found, pick(part, mine, theirs), 1)
     return tuple(float(f"{value:.4e}") for value in found.kl)
 
 

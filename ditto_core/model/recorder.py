@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from operator import is_
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from ditto_core.sites import is_operator
 
 OnTensor = Callable[[str, torch.Tensor, nn.Module], "torch.Tensor | None"]
 """Receives ``(site, tensor, module)``. A tensor that it returns takes the place of the one it was given."""
+
+CALLS = "_compiled_call_impl", "_call_impl"
+"""What torch calls a module by. An attribute of the module's own takes its place: a hook takes twice as long."""
 
 _recorder: ContextVar[Recorder | None] = ContextVar("ditto_recorder", default=None)
 
@@ -45,9 +49,9 @@ def running() -> nn.Module | None:
 
 
 class Recorder:
-    """Forward hooks on the modules below ``root``; each tensor is handed to ``on_tensor`` as soon as it exists.
+    """Listens to the calls of the modules below ``root``; each tensor is handed to ``on_tensor`` as soon as it exists.
 
-    With ``wanted``, only modules that have one of these sites are hooked; without it, all are.
+    With ``wanted``, only modules that have one of these sites are listened to; without it, all are.
     Sites: the first output tensor of a module is the default port, others are ``:out.<key>``; the first input is
     ``:in``, others ``:in.<name>``. The second call of a module in one step is ``path@1``; a
     call with a text argument is ``path@text`` (Gemma's rotary embedding: ``@sliding_attention``). ``root`` itself has
@@ -61,8 +65,8 @@ class Recorder:
         wanted = None if wanted is None else tuple(wanted)
         self._root = root
         self._inputs = None if wanted is None else frozenset(map(module_of, filter(is_input, wanted)))
-        self._hooks: list[tuple[nn.Module, Callable[..., Any], Callable[..., Any]]] = []
-        self._paths = None if wanted is None else hooked_paths(wanted)
+        self._listeners: list[tuple[dict[str, Any], str, Callable[..., Any]]] = []
+        self._paths = None if wanted is None else heard_paths(wanted)
         self.hears_taps = self._paths is None
         """Whether what :func:`tap` names is wanted: attention and caches name tensors in each layer."""
         sites = None if operators else [site for site in wanted or () if is_operator(site)]
@@ -76,23 +80,22 @@ class Recorder:
         """Record one forward pass of the root module."""
         self._calls.clear()
         self._stack.clear()
-        if not self._hooks:
+        if not self._listeners:
             modules = self._root.named_modules()
-            self._hooks = [self._hook(path, module) for path, module in modules if path and self._hooked(path)]
-        token, key = _recorder.set(self), id(self)
+            self._listeners = [self._listener(path, module) for path, module in modules if path and self._heard(path)]
+        token = _recorder.set(self)
+        before = [attributes.get(name) for attributes, name, _ in self._listeners]
         try:
-            # What register_forward_hook does, without its handles: a step of a decoder would make hundreds of them.
-            for module, before, after in self._hooks:
-                module._forward_pre_hooks[key] = before
-                module._forward_pre_hooks_with_kwargs[key] = True
-                module._forward_hooks[key] = after
+            for attributes, name, call in self._listeners:
+                attributes[name] = call
             with nullcontext() if self._operators == frozenset() else Operators(self, self._operators):
                 yield
         finally:
             _recorder.reset(token)
-            for module, *_ in self._hooks:
-                for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks):
-                    hooks.pop(key, None)
+            for (attributes, name, _), own in zip(self._listeners, before, strict=True):
+                del attributes[name]
+                if own is not None:
+                    attributes[name] = own
 
     def tapped(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Take a tensor that :func:`tap` names, as a port of the module that is running; return what goes on.
@@ -104,7 +107,7 @@ class Recorder:
         return tensor if other is None else other
 
     def running(self) -> nn.Module:
-        """Return the module whose forward runs, of those that are hooked."""
+        """Return the module whose forward runs, of those that are listened to."""
         return self._stack[-1][1] if self._stack else self._root
 
     def computed(self, operator: str, result: Any) -> Any:
@@ -120,32 +123,37 @@ class Recorder:
         site = self._numbered(f"{path}.{frame.f_code.co_name}:{frame.f_lineno} {operator}".removeprefix("."))
         return self._visit(result, site, site, "out", module)
 
-    def _hooked(self, path: str) -> bool:
+    def _heard(self, path: str) -> bool:
         return self._paths is None or path in self._paths
 
-    def _hook(self, path: str, module: nn.Module) -> tuple[nn.Module, Callable[..., Any], Callable[..., Any]]:
-        """Return a module and what is called before and after its forward."""
+    def _listener(self, path: str, module: nn.Module) -> tuple[dict[str, Any], str, Callable[..., Any]]:
+        """Return a module's attributes, and by which of them it is called as what while it is recorded: its own hooks
+        are inside."""
         read = self._inputs is None or path in self._inputs
         parameters = parameters_of(module) if read else []
+        name, call = next((name, call) for name in CALLS if (call := getattr(module, name, None)) is not None)
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             site = self._site(path, args, kwargs)
             self._stack.append((site, module))
-            if not read:
-                return None
-            named = dict(zip(parameters, args, strict=False)) | kwargs
-            changed = self._visit(named, site, f"{site}:in", "in", module)
-            if changed is named:
-                return None
-            positional = [changed[name] for name in parameters[: len(args)]]
-            return (*positional, *args[len(positional) :]), {name: changed[name] for name in kwargs}
+            if read:
+                args, kwargs = self._given(parameters, args, kwargs, site, module)
+            output = call(*args, **kwargs)
+            self._stack.pop()
+            return self._visit(output, site, site, "out", module)
 
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            site, _ = self._stack.pop()
-            changed = self._visit(output, site, site, "out", module)
-            return None if changed is output else changed
+        return vars(module), name, recorded
 
-        return module, before, after
+    def _given(
+        self, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], site: str, module: nn.Module
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Hand over what a module is called with; return what it gets."""
+        named = dict(zip(parameters, args, strict=False)) | kwargs
+        changed = self._visit(named, site, f"{site}:in", "in", module)
+        if changed is named:
+            return args, kwargs
+        positional = [changed[name] for name in parameters[: len(args)]]
+        return (*positional, *args[len(positional) :]), {name: changed[name] for name in kwargs}
 
     def _site(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Name a call. The order of calls is no name where the code walks a set: a text argument tells them apart."""
@@ -240,7 +248,7 @@ def module_of(site: str) -> str:
     return site.partition(":")[0].partition("@")[0]
 
 
-def hooked_paths(wanted: Iterable[str]) -> frozenset[str] | None:
+def heard_paths(wanted: Iterable[str]) -> frozenset[str] | None:
     """Return the modules that have the ``wanted`` sites; None for all modules.
 
     All, where a site is one that ``tap`` names: which module names it is known only while every module is watched.
@@ -268,6 +276,8 @@ def tensors_in(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor
 
 def items_in(value: Any) -> dict[str, Any] | None:
     """Return what a container holds by key; None for anything that is no container."""
+    if value is None:  # what most modules hand on beside a tensor
+        return None
     if isinstance(value, tuple | list):
         return {str(i): item for i, item in enumerate(value)}
     if isinstance(value, Mapping):
@@ -286,7 +296,7 @@ def map_tensors(value: Any, replace: Callable[[str, torch.Tensor], torch.Tensor 
     if items is None:
         return value
     mapped = {key: map_tensors(item, replace, f"{prefix}.{key}" if prefix else key) for key, item in items.items()}
-    return value if all(mapped[key] is items[key] for key in items) else rebuilt(value, mapped)
+    return value if all(map(is_, mapped.values(), items.values())) else rebuilt(value, mapped)
 
 
 def rebuilt(value: Any, items: Mapping[str, Any]) -> Any:

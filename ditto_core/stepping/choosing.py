@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ditto_core.compare.tokens import Flip, flips
+from ditto_core.compare.tokens import Flip, flips, pick
 from ditto_core.errors import UsageError
 from ditto_core.model.forward import DECODED
 
@@ -51,5 +51,5 @@ def first_ids(config: Any, generation: Any, rows: int) -> torch.Tensor:
 
 def flips_of(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype, near_tie_ulp: float) -> tuple[Flip, ...]:
     """Return the rows of logits [batch, vocab] in which the two sides choose another token."""
-    found = flips(ours.double(), theirs.double().to(ours.device), dtype, near_tie_ulp)
+    found = flips(pick(slice(None), ours, theirs), dtype, near_tie_ulp)
     return tuple(replace(flip, index=(row,)) for row, flip in found)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from ditto_core.compare.judging import OUTPUT, UNTAPPED, output_names
 from ditto_core.compare.masks import is_mask
-from ditto_core.compare.packed import gains
+from ditto_core.compare.packed import is_small
 from ditto_core.compare.tolerance import Tolerance
 from ditto_core.model.forward import DECODED
 from ditto_core.sites import Tap, is_operator
@@ -206,24 +207,40 @@ class Comparer:
 
         ``noisy`` are the reference's in the engine's dtype, ``final``: an output of the model.
         """
+        waits = is_small(expected)
+        kept = expected.clone() if waits else expected  # the model may overwrite it
+        pair = partial(self._pair, order, tap, actual, kept, noisy, final)
+        self._measuring.add(pair, kept.numel() if waits else None)
+        if tap.choice and self._choices is not None:
+            self._measuring.flush()  # what is judged behind a choice depends on it
+            floor = self._measuring.floor(tap)
+            if floor is not None and self._tolerance.usable(floor.rel_l2):
+                self._choices.take(tap, actual, expected, noisy, floor.rel_l2)
+
+    def _pair(
+        self,
+        order: int,
+        tap: Tap,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        noisy: Sequence[torch.Tensor],
+        final: bool,
+    ) -> StepPair:
+        """Bring the sides of a tensor into line, and tell which of its elements count."""
         valid, tied = self._without_choices(tap, expected, self._valid(tap.axes))
         if valid is not None and not tied and not bool(valid.any()):
             tied = "padding covers all of it"
         if tap.value == "logits" and actual.shape != expected.shape:
             actual, expected, noisy, valid = self._last_tokens(actual, expected, noisy, valid)
         actual, noisy = in_order(actual, expected, tap.axes), [in_order(each, expected, tap.axes) for each in noisy]
-        names = (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
-        if final or tap.value in self.outputs:
-            names = (*names, tap.value)
+        names = self._names(tap, final) if self._tolerance.rules else ()
         first = self._repeated.pop(tap.site, None) if noisy else None
-        waits = gains(actual, expected)
-        kept = expected.clone() if waits else expected  # the model may overwrite it
-        self._measuring.add(StepPair(order, tap, actual, kept, noisy, first, valid, names, final, tied), waits)
-        if tap.choice and self._choices is not None:
-            self._measuring.flush()  # what is judged behind a choice depends on it
-            floor = self._measuring.floor(tap)
-            if floor is not None and self._tolerance.usable(floor.rel_l2):
-                self._choices.take(tap, actual, expected, noisy, floor.rel_l2)
+        return StepPair(order, tap, actual, expected, noisy, first, valid, names, final, tied)
+
+    def _names(self, tap: Tap, final: bool) -> tuple[str, ...]:
+        """Return every name by which a rule may mean a tensor."""
+        names = (*output_names(tap.site, (other for _, other in self._taps.values())), *tap.aliases)
+        return (*names, tap.value) if final or tap.value in self.outputs else names
 
     def _without_choices(
         self, tap: Tap, tensor: torch.Tensor, valid: torch.Tensor | None

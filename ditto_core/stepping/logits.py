@@ -38,6 +38,7 @@ class LogitsOfStep:
         self._mask = mask
         self._generated = generated
         self._every_token = every_token
+        self._measured: list[LogitsMetrics] = []
 
     def compare(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
         """Measure the last token's logits of [batch, length, vocab], all of [tokens, vocab].
@@ -56,7 +57,8 @@ class LogitsOfStep:
                 actual, expected = self._real_tokens(ours), self._real_tokens(theirs)
                 found = measure_logits(actual, expected, dtype=rounded_as(kind, self._dtype), step=self._step)
             measured = self._with_perplexity(found, ours, theirs)
-            if measured not in self._found.logits:
+            if measured not in self._measured:
+                self._measured.append(measured)
                 self._found.logits.append(measured)
 
     def _real_tokens(self, logits: torch.Tensor) -> torch.Tensor:

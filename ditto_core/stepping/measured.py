@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ditto_core.compare.result import ObserverEffect, SiteResult
 from ditto_core.compare.tokens import Flip, LogitsMetrics
@@ -10,8 +11,7 @@ from ditto_core.stepping.choices import Tied
 from ditto_core.stepping.floor import Floor
 
 
-@dataclass(frozen=True)
-class Elementwise:
+class Elementwise(NamedTuple):
     """What counts as a mismatched element where no rule says so; None: the dtype's usual tolerance."""
 
     rtol: float | None = None

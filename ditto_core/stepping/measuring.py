@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,7 +21,6 @@ from ditto_core.compare.row_error import RowError
 from ditto_core.compare.rows import SMALL, worst_row
 from ditto_core.compare.tolerance import EPSILON, INTEGERS, TABLE, Tolerance
 from ditto_core.compare.ulp import coarser
-from ditto_core.compare.verdict import UNJUDGED
 from ditto_core.sites import Tap
 from ditto_core.stepping.floor import Noise
 from ditto_core.stepping.measured import Elementwise, Measured
@@ -62,42 +61,43 @@ class Measuring:
         self._tolerance = tolerance
         self._dtype = dtype
         self._usual = usual
-        self._waiting: list[StepPair | SiteResult | None] = []
+        self._waiting: list[Callable[[], StepPair] | SiteResult | None] = []
         self._held = 0
 
-    def add(self, pair: StepPair, waits: bool) -> None:
-        """Measure a pair, or let it wait for others."""
-        if not waits:
-            self._waiting += self._results([pair])
+    def add(self, pair: Callable[[], StepPair], held: int | None) -> None:
+        """Measure a pair; one that may be ``held``, so many elements, waits for others before it is even made: in the
+        midst of a model's step all work costs more."""
+        if held is None:
+            self._waiting += self._results([pair()])
             return
         self._waiting.append(pair)
-        self._held += pair.expected.numel()
+        self._held += held
         if self._held > HELD:
             self.flush()
 
     def flush(self) -> None:
         """Measure what waits."""
         waiting, self._waiting, self._held = self._waiting, [], 0
-        results = iter(self._results([each for each in waiting if isinstance(each, StepPair)]))
-        done = (next(results) if isinstance(each, StepPair) else each for each in waiting)
+        results = iter(self._results([each() for each in waiting if callable(each)]))
+        done = (next(results) if callable(each) else each for each in waiting)
         self._found.results += [each for each in done if each is not None]
 
     def _results(self, pairs: Sequence[StepPair]) -> list[SiteResult | None]:
         """Measure pairs, each with its noise; None for one whose sides are of two shapes: it is missing."""
-        asked = [list(self._asked(pair)) for pair in pairs]
+        asked = [self._asked(pair) for pair in pairs]
         found = iter(measure_all([each for part in asked for each in part]))
         return [self._result(pair, part, [next(found) for _ in part]) for pair, part in zip(pairs, asked, strict=True)]
 
-    def _asked(self, pair: StepPair) -> Iterator[TensorPair]:
-        """Yield what is measured for a tensor: both sides, the noise, and the reference against itself."""
-        sides = pair.actual, pair.expected, pair.tap.axes, pair.valid
-        yield self._with_bounds(pair, *sides)
-        for noisy in pair.noisy:
-            yield self._with_bounds(pair, noisy, *sides[1:], ruled=False)
+    def _asked(self, pair: StepPair) -> list[TensorPair]:
+        """Return what is measured for a tensor: both sides, the noise, and the reference against itself."""
+        sides = pair.expected, pair.tap.axes, pair.valid
+        asked = [self._with_bounds(pair, pair.actual, *sides)]
+        asked += [self._with_bounds(pair, noisy, *sides, ruled=False) for noisy in pair.noisy]
         if pair.first is not None:
             # The engine may have the last token's logits only.
             first = pair.first[:, -pair.expected.shape[1] :] if pair.first.dim() == 3 else pair.first
-            yield TensorPair(first, *sides[1:], equal_nan=True)
+            asked.append(TensorPair(first, *sides, equal_nan=True))
+        return asked
 
     def _with_bounds(
         self,
@@ -113,13 +113,13 @@ class Measuring:
 
         Noise is not ``ruled``: it is kept for runs with other rules.
         """
-        rules = ruled and self._tolerance.rules
-        rtol, atol = self._tolerance.elementwise(pair.names, self._step) if rules else (None, None)
-        usual = self._usual
+        rtol, atol, equal_nan = self._usual
         if self._own_dtype(pair, actual, expected) in INTEGERS:
-            usual = Elementwise(0.0, 0.0, usual.equal_nan)
-        bounds = usual.rtol if rtol is None else rtol, usual.atol if atol is None else atol
-        return TensorPair(actual, expected, axes, valid, *bounds, usual.equal_nan)
+            rtol = atol = 0.0
+        if ruled and self._tolerance.rules:
+            own = self._tolerance.elementwise(pair.names, self._step)
+            rtol, atol = (usual if mine is None else mine for mine, usual in zip(own, (rtol, atol), strict=True))
+        return TensorPair(actual, expected, axes, valid, rtol, atol, equal_nan)
 
     def _result(
         self, pair: StepPair, asked: Sequence[TensorPair], found: Sequence[Found | ShapeMismatch]
@@ -140,13 +140,12 @@ class Measuring:
             samples, twice = seen[1 : 1 + len(pair.noisy)], seen[1 + len(pair.noisy) :]
             self._found.floor.setdefault(pair.tap.site, {})[self._step] = self._floor(pair, samples, twice)
         known = self.floor(pair.tap)
-        return SiteResult(
-            self._step,
-            pair.tap.site,
-            pair.order,
-            metrics.metrics,
-            UNJUDGED,
-            None if known is None else known.rel_l2,
+        return SiteResult.unjudged(
+            step=self._step,
+            site=pair.tap.site,
+            order=pair.order,
+            metrics=metrics.metrics,
+            floor=None if known is None else known.rel_l2,
             final=pair.final,
             dtype=self._own_dtype(pair, own.actual, own.expected),
             row=row_of(own, metrics, known) if metrics.metrics.rel_l2 else None,
@@ -156,8 +155,9 @@ class Measuring:
 
     def floor(self, tap: Tap) -> Noise | None:
         """Return the noise floor of a tap in this step, None where it was not measured."""
-        for name in (tap.site, OUTPUT + tap.value, tap.value):
-            if found := self._found.floor.get(name):
+        known = self._found.floor
+        for name in (tap.site, OUTPUT + tap.value, tap.value) if known else ():
+            if found := known.get(name):
                 return found.get(self._step)
         return None
 

@@ -31,6 +31,14 @@ def judged(*results, tolerance=None, taps=()):
     return judge(results, tolerance or Tolerance(), taps, ENGINE)
 
 
+def test_an_unjudged_result_is_what_its_fields_make():
+    known = {"step": 1, "site": "x", "order": 2, "metrics": measured(0.1)}
+    for fields in ({}, {"floor": 0.1, "final": True, "dtype": "int64", "row": RowError((0,), 0.1, None, 2, 3)}):
+        found = SiteResult.unjudged(**known, **fields)
+        assert found == SiteResult(**known, verdict=UNJUDGED, **fields)
+        assert replace(found, healed=True).floor == fields.get("floor")
+
+
 def test_a_floor_is_at_least_what_is_usual_at_its_site_in_its_phase():
     """The median of the decoding steps is 0.002; the prefill stands for itself."""
     floors = {0: 0.02, 1: 0.001, 2: 0.003, 3: 0.002}

@@ -85,6 +85,24 @@ def test_mapping_changes_only_what_holds_a_replaced_tensor():
     assert changed["b"] is value["b"]
 
 
+def test_what_a_hook_of_the_modules_own_makes_of_an_output_is_handed_over_and_the_module_is_left_as_it_was():
+    model, seen = nn.Sequential(nn.Identity()), {}
+    model[0].register_forward_hook(lambda module, args, output: output + 1)
+    before = {**vars(model[0])}
+    with Recorder(model, lambda site, tensor, _: seen.update({site: tensor.item()})).recording():
+        assert model(torch.tensor(1.0)) == 2
+    assert seen == {"0:in": 1, "0": 2}
+    assert vars(model[0]) == before
+
+
+def test_a_module_that_is_compiled_by_itself_is_listened_to_as_well():
+    model, seen = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity())), []
+    model[1].compile(backend="eager")
+    with Recorder(model, lambda site, tensor, _: seen.append(site)).recording():
+        model(torch.tensor(1.0))
+    assert seen == ["0:in", "0", "1:in", "1.0:in", "1.0", "1"]
+
+
 class Sums(nn.Module):
     """Two modules whose own code adds; each also multiplies."""
 

@@ -62,10 +62,14 @@ class Tap:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Every site of an export, in topological order, and the modules that have no tensor of their own."""
+    """Every site of an export, in topological order, and the modules that have no tensor of their own.
+
+    ``branched``: the model has a ``torch.cond``; those that run inside a branch are among them.
+    """
 
     taps: tuple[Tap, ...]
     unmapped: tuple[str, ...] = ()
+    branched: bool = False
 
     def __post_init__(self) -> None:
         index = {name: i for i, tap in enumerate(self.taps) for name in (tap.site, *tap.aliases)}
@@ -95,7 +99,8 @@ class Provenance:
         for selector in selectors:
             hits = [site for site in self.sites if matches(selector, site)]
             if not hits and selector not in (ALL, PORTS, OPERATORS):
-                raise SelectorError(f"{no_match(selector, self.sites)}; `ditto sites MODEL` lists them")
+                why = self._untapped(path for path in self.unmapped if matches(selector, path))
+                raise SelectorError(f"{no_match(selector, self.sites, why)}; `ditto sites MODEL` lists them")
             for site in hits:
                 index = self.order(site)
                 current = chosen.get(index)
@@ -103,16 +108,31 @@ class Provenance:
                     chosen[index] = site
         return [rename(self.taps[i], site) for i, site in sorted(chosen.items())]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to say where every site is compared: modules inside a branch have none. The outermost stand for all."""
+        hidden = [path for path in self.unmapped if not any(site.startswith(f"{path}.") for site in self.sites)]
+        said = self._untapped(path for path in hidden if not any(path.startswith(f"{other}.") for other in hidden))
+        return (f"not compared: {said}",) if said and self.branched else ()
+
+    def _untapped(self, modules: Iterable[str]) -> str:
+        """Say why some of the modules without a tensor have none; nothing of no modules."""
+        named = ", ".join(modules)
+        why = "inside a branch of torch.cond, which shows only what it returns, or not called"
+        return f"{named} ({why if self.branched else 'no tensor in the graph'})" if named else ""
+
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        data = {"taps": [t.to_json() for t in self.taps], "unmapped": list(self.unmapped)}
+        taps = [t.to_json() for t in self.taps]
+        data = {"taps": taps, "unmapped": list(self.unmapped), "branched": self.branched}
         path.write_text(json.dumps(data, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Provenance:
         """Inverse of :meth:`save`."""
         data = parse_json(path.read_text())
-        return cls(tuple(Tap.from_json(t) for t in data["taps"]), tuple(data["unmapped"]))
+        taps = tuple(Tap.from_json(t) for t in data["taps"])
+        return cls(taps, tuple(data["unmapped"]), data.get("branched") is True)
 
 
 def rename(tap: Tap, site: str) -> Tap:
@@ -170,10 +190,11 @@ def is_operator(site: str) -> bool:
     return re.search(r":\d+ \S+$", site) is not None
 
 
-def no_match(selector: str, sites: Sequence[str]) -> str:
-    """Build the one-line message for a selector that matches nothing."""
+def no_match(selector: str, sites: Sequence[str], untapped: str = "") -> str:
+    """Build the one-line message for a selector that matches nothing, or what is ``untapped``."""
     close = difflib.get_close_matches(selector, sites, n=3, cutoff=0.3)
-    return f"selector {selector!r} matches none of {len(sites)} sites; closest: {', '.join(close) or 'none'}"
+    which = f"; it matches {untapped}" if untapped else ""
+    return f"selector {selector!r} matches none of {len(sites)} sites{which}; closest: {', '.join(close) or 'none'}"
 
 
 def source_line(stack_trace: str) -> str:
@@ -181,7 +202,8 @@ def source_line(stack_trace: str) -> str:
     lines = stack_trace.splitlines()
     frames = [(i, line.strip()) for i, line in enumerate(lines) if line.strip().startswith("File ")]
     own = str(Path(__file__).parent)
-    chosen = [(i, f) for i, f in frames if "/torch/" not in f and own not in f] or frames
+    foreign = ("/torch/", "<eval_with_key>", own)
+    chosen = [(i, f) for i, f in frames if not any(part in f for part in foreign)] or frames
     if not chosen:
         return ""
     i, frame = chosen[-1]

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ditto_core import tap
+
 
 class Block(nn.Module):
     """A residual block as torchvision writes it: one ReLU that is called twice and writes in place, ``out +=``."""
@@ -440,3 +442,22 @@ class Regions(nn.Module):
 def regions() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     return Regions(), {"x": torch.randn(3, 6)}
+
+
+class Either(nn.Module):
+    """Takes one of two branches by its values; a module of one branch is called outside of it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.shared, self.leave = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+        self.deep = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.enter(x)
+        taken: torch.Tensor = torch.cond(x.sum() > 0, self.deep, lambda x: self.shared(tap("half", x / 2)), (hidden,))
+        return self.leave(self.shared(taken).relu())
+
+
+def either() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return Either(), {"x": torch.rand(3, 32)}

@@ -51,9 +51,12 @@ def command(
     from ditto_core.align.repair import Repair, all_faults
     from ditto_core.align.verify import verified
     from ditto_core.cli.model_argument import model_path, read_model
+    from ditto_core.model.beside import check_model_kept
     from ditto_core.model.loading import load_lean
 
-    check_kept({"--map": map_file, "--json": json_file}, {"file": file, "model": model_path(model)})
+    results = {"--map": map_file, "--json": json_file}
+    check_kept(results, {"file": file})
+    check_model_kept(results, {"model": model_path(model)})
     if Path(model).suffix == ".onnx":
         if map_file is not None:
             raise UsageError(f"--map is of a model's sites, {model} has none: --json writes the pairs of two files")

@@ -40,12 +40,14 @@ def command(
     cache_dir: CacheDir = None,
 ) -> None:
     """Count which sites explain lost answers. Those that only the reference got right are replayed."""
+    from ditto_core.model.beside import check_model_kept
     from ditto_core.pair.answers import lost_answers, read_samples, tally
     from ditto_core.system.atomic import write_atomic
 
     samples = {"engine's samples": engine_samples, "reference's samples": reference_samples}
     results, folder = {"--json": json_file}, engine_folder(source)
-    check_kept(results, {**samples, **({} if folder else {"model": model_path(source)})})
+    check_kept(results, samples)
+    check_model_kept(results, {} if folder else {"model": model_path(source)})
     engine = load_engine(folder, results, trust_remote_code) if folder else None
     lost = lost_answers(read_samples(engine_samples), read_samples(reference_samples), metric, filter)
     typer.echo(f"{len(lost)} answers lost" + (f", the first {most} are replayed" if len(lost) > most else ""))

@@ -10,7 +10,6 @@ import typer
 from ditto_core.cli import gate_options as shared
 from ditto_core.cli.engine_options import BuildOption, Profile, Trust
 from ditto_core.cli.results import writable
-from ditto_core.system.files import check_kept
 
 
 def command(
@@ -49,7 +48,7 @@ def command(
     from ditto_core.gates.calibration import Calibration, calibrate_suite
 
     settings = shared.settings_of(context)
-    check_kept({"--output": output}, settings.read())
+    settings.check_read({"--output": output})
     gate, execute = settings.gate(trust=trust_remote_code), executor_of(jobs, cluster)
     # A file that cannot be merged with is said before the run, not after it.
     known = load_tolerance(output) if output.exists() else None

@@ -10,7 +10,6 @@ import typer
 
 from ditto_core.cli.engine_options import Attention, Backend, CacheDir, Dtype, Trust, parse_ids
 from ditto_core.errors import UsageError
-from ditto_core.system.files import check_kept
 
 if TYPE_CHECKING:
     from ditto_core.fuzz import Failure, Limits, Outcome
@@ -41,12 +40,13 @@ def command(
     from ditto_core.cli import screen
     from ditto_core.cli.model_argument import model_path, read_model
     from ditto_core.fuzz import Limits, check_hypothesis
+    from ditto_core.model.beside import check_model_kept
     from ditto_core.pair.pair import Pair
     from ditto_core.pair.pair_options import PairOptions
     from ditto_core.spec import ALL_SITES, EngineSpec
     from ditto_core.system.sizes import parse_age
 
-    check_kept({"--corpus": corpus}, {"model": model_path(model)})
+    check_model_kept({"--corpus": corpus}, {"model": model_path(model)})
     check_hypothesis()
     seconds = parse_age(deadline)
     if min(max_input_len, max_batch_size, max_output_len) < 1:

@@ -27,7 +27,6 @@ from ditto_core.cli.model_argument import engine_folder, load_engine, model_path
 from ditto_core.cli.results import Json
 from ditto_core.errors import UsageError
 from ditto_core.system.atomic import write_atomic
-from ditto_core.system.files import check_kept
 
 if TYPE_CHECKING:
     from ditto_core.compare.comparison import Comparison
@@ -60,6 +59,7 @@ def command(
     from ditto_core.cli.model_argument import read_model
     from ditto_core.compare.text import headline
     from ditto_core.localize import EVERYTHING
+    from ditto_core.model.beside import check_model_kept
     from ditto_core.pair.localizing import required
     from ditto_core.report.localization import localization_text
     from ditto_core.spec import EngineSpec
@@ -75,7 +75,7 @@ def command(
         engine = load_engine(folder, results, trust_remote_code)
         comparison = localize_engine(workspace, engine, prompts, max_output_len)
     else:
-        check_kept(results, {"model": model_path(source)})
+        check_model_kept(results, {"model": model_path(source)})
         built = settings(backend, dtype, profile, option, attention)
         spec = EngineSpec.of(read_model(source, trust_remote_code), outputs=EVERYTHING, **built)
         comparison = localize_model(workspace, spec, prompts, max_output_len, fp32, operators)

@@ -50,10 +50,11 @@ def load_engine(folder: Path, results: Mapping[str, Path | None], trust: bool = 
     Raises :class:`UsageError` where a result would be written over it or over its model.
     """
     from ditto_core.engines.engine import Engine
+    from ditto_core.model.beside import check_model_kept
 
     check_kept(results, {"engine": folder})
     engine = Engine.load(folder)
-    check_kept(results, {"engine's model": model_path(engine.spec.model.location)})
+    check_model_kept(results, {"engine's model": model_path(engine.spec.model.location)})
     return replace(engine, spec=replace(engine.spec, model=replace(engine.spec.model, trust_remote_code=trust)))
 
 

@@ -42,6 +42,7 @@ def command(
     check_kept({"--inputs": inputs}, {"--dump-dir": dump_dir})  # a trace that is there is replaced
     check_kept({"--dump-dir": dump_dir}, {"model": model_path(model) if model else None})
     engine = load_engine(engine_dir, {"--dump-dir": dump_dir}, trust_remote_code)
+    check_kept({"--dump-dir": dump_dir}, {"engine's model": model_path(engine.spec.model.location)})
     check_model(engine, model)
     prompts: list[str | list[int]] = [*(input_text or []), *(parse_ids(text) for text in input_ids or [])]
     given = tensors_of(inputs)

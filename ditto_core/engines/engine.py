@@ -244,13 +244,15 @@ def build_into(
     request = BuildRequest(spec, export.onnx_path, taps, export.returned, export.decoder, directory, artifacts, load)
     report = build_backend(backend, request, isolation)
     shutil.copyfile(export.directory / PROVENANCE_FILE, directory / PROVENANCE_FILE)
+    notes = [*report.facts.get("notes", ()), *export.provenance.notes]
+    facts = {**report.facts, "notes": notes} if notes else dict(report.facts)
     engine = Engine(
         directory,
         spec,
         report.taps,
         export.decoder,
         refused=dict(report.refused),
-        facts=dict(report.facts),
+        facts=facts,
         versions=versions_of(spec, backend),
         partial=report.partial,
     )

@@ -12,6 +12,7 @@ from ditto_core.errors import UsageError, nearest
 from ditto_core.gates.gate import NEW_TOKENS, Gate
 from ditto_core.gates.policy import Policy
 from ditto_core.gates.suite import BUILT_IN, load_suite
+from ditto_core.model.beside import check_model_kept
 from ditto_core.spec import EngineSpec, ModelSource
 from ditto_core.system.files import check_kept
 
@@ -85,14 +86,16 @@ class GateSettings:
     def check_kept(self, output: Path | None, *, update: bool) -> None:
         """Raise :class:`UsageError` where the result, or with ``update`` the baseline, would be written over what it is
         made of."""
-        check_kept({"output": output}, {**self.read(), "baseline": self.baseline})
+        self.check_read({"output": output})
+        check_kept({"output": output}, {"baseline": self.baseline})
         if update:
-            check_kept({"baseline": self.baseline}, self.read())
+            self.check_read({"baseline": self.baseline})
 
-    def read(self) -> dict[str, Path | None]:
-        """Return the files that every run of the gate reads."""
+    def check_read(self, results: Mapping[str, Path | None]) -> None:
+        """Raise :class:`UsageError` where a result would be written over what every run of the gate reads."""
         model = self.values.get("model")
-        return {"suite": self.suite, "model": self.folder / model if isinstance(model, str) and model else None}
+        check_kept(results, {"suite": self.suite})
+        check_model_kept(results, {"model": self.folder / model if isinstance(model, str) and model else None})
 
     def _only(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: self.values[name] for name in names if name in self.values}

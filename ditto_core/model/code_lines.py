@@ -9,8 +9,9 @@ from types import CodeType, FrameType
 
 from ditto_core.visible import source_path
 
-FOREIGN = ("/torch/", "/transformers/modeling_layers.py", str(Path(__file__).parents[1]))
-"""Code that calls modules for others: torch's containers, the wrapper around transformers' layers, our own hooks."""
+FOREIGN = ("/torch/", "<eval_with_key>", "/transformers/modeling_layers.py", str(Path(__file__).parents[1]))
+"""Code that calls modules for others: torch's containers, what it traced, the wrapper around transformers' layers, our
+own hooks."""
 
 
 def running_line(outermost: CodeType) -> str:

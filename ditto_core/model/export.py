@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ditto_core.errors import BuildError
 from ditto_core.graphs.outputs import finish_export, freeze_inputs, input_shapes, settled_sizes
+from ditto_core.model.branches import has_branches
 from ditto_core.model.buffers import Buffers
 from ditto_core.model.experts import chosen_of, expert_axis
 from ditto_core.model.export_failure import export_failure
@@ -107,7 +108,8 @@ def _export(
         frozen = frozen_sizes(directory / ONNX_FILE, settled, wrapper.dimensions, examples)
         freeze_inputs(directory / ONNX_FILE, frozen)
     taps = tuple(describe(wrapper, decomposed, names, axes))
-    Provenance(taps, tuple(unmapped_modules(model.module, taps))).save(directory / PROVENANCE_FILE)
+    unmapped = tuple(unmapped_modules(model.module, taps))
+    Provenance(taps, unmapped, has_branches(program)).save(directory / PROVENANCE_FILE)
     write_readable(decomposed, directory)
     return described(model, wrapper, directory, input_names, named)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ditto_core.model.recorder import tensors_in
+from ditto_core.model.containers import tensors_in
 from ditto_core.model.states import SAME, cache_argument, cross_cache, empty_cache
 
 DECODED = "decoder_input_ids"

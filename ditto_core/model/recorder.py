@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ditto_core.model.branches import branching
 from ditto_core.model.code_lines import running_frame
+from ditto_core.model.containers import map_tensors, tensors_in
 from ditto_core.sites import is_operator
 
 OnTensor = Callable[[str, torch.Tensor, nn.Module], "torch.Tensor | None"]
@@ -72,12 +71,14 @@ class Recorder:
         sites = None if operators else [site for site in wanted or () if is_operator(site)]
         self._operators = None if sites is None else frozenset(map(operator_of, sites))
         self._on_tensor = on_tensor
+        self._exporting = False
         self._calls: dict[str, int] = {}
         self._stack: list[tuple[str, nn.Module]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record one forward pass of the root module."""
+        self._exporting = torch.compiler.is_exporting()
         self._calls.clear()
         self._stack.clear()
         if not self._listeners:
@@ -88,7 +89,8 @@ class Recorder:
         try:
             for attributes, name, call in self._listeners:
                 attributes[name] = call
-            with nullcontext() if self._operators == frozenset() else Operators(self, self._operators):
+            operators = nullcontext() if self._operators == frozenset() else Operators(self, self._operators)
+            with branching(self._branch), operators:
                 yield
         finally:
             _recorder.reset(token)
@@ -123,6 +125,21 @@ class Recorder:
         site = self._numbered(f"{path}.{frame.f_code.co_name}:{frame.f_lineno} {operator}".removeprefix("."))
         return self._visit(result, site, site, "out", module)
 
+    def unseen(self) -> bool:
+        """Tell whether a branch of ``torch.cond`` runs, or becomes a graph: what is computed in it stays in it."""
+        if torch.compiler.is_dynamo_compiling():
+            return self._exporting
+        return _recorder.get() is None
+
+    def _branch(self, pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+        """Run the branch that ``torch.cond`` takes, unseen; what it returns is seen, as an operator's result is."""
+        token = _recorder.set(None)
+        try:
+            result = (true_fn if pred else false_fn)(*operands)
+        finally:
+            _recorder.reset(token)
+        return self.computed("cond", result)
+
     def _heard(self, path: str) -> bool:
         return self._paths is None or path in self._paths
 
@@ -134,6 +151,8 @@ class Recorder:
         name, call = next((name, call) for name in CALLS if (call := getattr(module, name, None)) is not None)
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
+            if self.unseen():
+                return call(*args, **kwargs)
             site = self._site(path, args, kwargs)
             self._stack.append((site, module))
             if read:
@@ -211,7 +230,7 @@ class Operators(TorchFunctionMode):
         """Run ``func`` and hand over its result."""
         result = func(*args, **kwargs) if kwargs else func(*args)
         name = getattr(func, "__name__", "")
-        if self._names is not None and name.strip("_") not in self._names:
+        if self._recorder.unseen() or (self._names is not None and name.strip("_") not in self._names):
             return result
         if not name or name in MOVES or not any(True for _ in tensors_in((args, kwargs))):
             return result
@@ -263,50 +282,3 @@ def named_by_code(site: str) -> bool:
     """Tell whether a site is one that ``tap`` names, rather than a module's input or output."""
     port = site.partition(":")[2]
     return bool(port) and port.split(".")[0] not in ("in", "out")
-
-
-def tensors_in(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor in nested tuples, lists, dicts and dataclasses, with its path of keys joined by dots."""
-    if isinstance(value, torch.Tensor):
-        yield prefix, value
-        return
-    for key, item in (items_in(value) or {}).items():
-        yield from tensors_in(item, f"{prefix}.{key}" if prefix else key)
-
-
-def items_in(value: Any) -> dict[str, Any] | None:
-    """Return what a container holds by key; None for anything that is no container."""
-    if value is None:  # what most modules hand on beside a tensor
-        return None
-    if isinstance(value, tuple | list):
-        return {str(i): item for i, item in enumerate(value)}
-    if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return None
-
-
-def map_tensors(value: Any, replace: Callable[[str, torch.Tensor], torch.Tensor | None], prefix: str = "") -> Any:
-    """Replace tensors where ``replace(path, tensor)`` returns one; without any, the very object comes back."""
-    if isinstance(value, torch.Tensor):
-        other = replace(prefix, value)
-        return value if other is None else other
-    items = items_in(value)
-    if items is None:
-        return value
-    mapped = {key: map_tensors(item, replace, f"{prefix}.{key}" if prefix else key) for key, item in items.items()}
-    return value if all(map(is_, mapped.values(), items.values())) else rebuilt(value, mapped)
-
-
-def rebuilt(value: Any, items: Mapping[str, Any]) -> Any:
-    """Return a container of the kind of ``value`` that holds other items, in the same order."""
-    if isinstance(value, Mapping):
-        named = dict(zip(value, items.values(), strict=True))
-        return named if type(value) is dict else type(value)(**named)
-    if isinstance(value, tuple | list):
-        return type(value)(*items.values()) if hasattr(value, "_fields") else type(value)(items.values())
-    changed = copy.copy(value)
-    for name, item in items.items():
-        object.__setattr__(changed, name, item)
-    return changed

@@ -61,7 +61,8 @@ class RealViews(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``; what adds dimensions before the last adds them to pairs of real numbers."""
-        if func not in (torch.Tensor.__getitem__, torch.Tensor.unsqueeze) or not args[0].is_complex():
+        moves = func in (torch.Tensor.__getitem__, torch.Tensor.unsqueeze)
+        if torch.compiler.is_dynamo_compiling() or not moves or not args[0].is_complex():
             return func(*args, **(kwargs or {}))
         return torch.view_as_complex(func(torch.view_as_real(args[0]), *args[1:], **(kwargs or {})))
 
@@ -83,6 +84,8 @@ class Clamped(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``; a question of transformers' code whether a tensor overflows is answered with yes."""
+        if torch.compiler.is_dynamo_compiling():
+            return func(*args, **(kwargs or {}))
         known = self._asked.get(id(args[0])) if args else None
         asks = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
         if known and func is torch.Tensor.__bool__ and asks == "transformers":

@@ -61,7 +61,7 @@ class Truth:
 
     def by_module(self, module: torch.nn.Module, dtype: str) -> npt.NDArray[Any]:
         """Run a copy of the module in ``dtype``."""
-        from ditto_core.model.recorder import tensors_in
+        from ditto_core.model.containers import tensors_in
 
         kind: torch.dtype = getattr(torch, dtype)
         (given,) = (torch.from_numpy(value.copy()) for value in self.inputs.values())

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from ditto_core.cli import main
 from ditto_core.engines.engine import Engine
+from ditto_core.model.beside import check_model_kept
 from ditto_core.spec import EngineSpec
 from tests.unit.test_gate_result import answers, result
 
@@ -186,13 +187,13 @@ UNTIL = ("--until", "1")
     [
         (("localize", "folder", "--json", "folder/config.json"), "--json folder/config.json lies in the model"),
         (("localize", "ends.py:make", "--json", "ends.py"), "--json ends.py would overwrite the model"),
-        (("answers", "folder", "suite.jsonl", "suite.jsonl", "--json", "folder/a.json"), "a.json lies in the model"),
+        (("answers", "folder", "suite.jsonl", "suite.jsonl", "--json", "folder/vocab.json"), "vocab.json lies in"),
         (("align", "folder", "no.onnx", "--map", "folder/config.json"), "--map folder/config.json lies in the model"),
         (("build", "folder", "folder/engine"), "OUTPUT_DIR folder/engine lies in the model: name one outside"),
         (("build", "folder", "--artifacts-dir", "folder"), "--artifacts-dir folder lies in the model"),
-        (("fuzz", "folder", "--corpus", "folder/corpus"), "--corpus folder/corpus lies in the model"),
+        (("fuzz", "folder", "--corpus", "folder"), "--corpus folder lies in the model"),
         (("gate", "run", "--model", "folder", "--output", "folder/config.json"), "config.json lies in the model"),
-        (("calibrate", "--model", "folder", "--output", "folder/t.toml"), "folder/t.toml lies in the model"),
+        (("calibrate", "--model", "folder", "--output", "folder/merges.txt"), "folder/merges.txt lies in the model"),
         (
             ("run", "--engine-dir", "other", "--inputs", "folder/x.safetensors", "--dump-dir", "folder"),
             "--inputs folder/x.safetensors lies in the --dump-dir",
@@ -231,11 +232,39 @@ def test_no_command_writes_over_the_model_of_an_engine(refused, tmp_path):
     Path("engine").mkdir()
     Engine(Path("engine"), spec, (), decoder=True).save_manifest()
     for arguments in (
-        ("localize", "engine", "--json", "folder/a.json"),
-        ("answers", "engine", "suite.jsonl", "suite.jsonl", "--json", "folder/a.json"),
-        ("run", "--engine-dir", "engine", "--dump-dir", "folder/a.json"),
+        ("localize", "engine", "--json", "folder/config.json"),
+        ("answers", "engine", "suite.jsonl", "suite.jsonl", "--json", "folder/config.json"),
+        ("run", "--engine-dir", "engine", "--dump-dir", "folder/config.json"),
+        ("run", "--engine-dir", "engine", "--dump-dir", "folder/a"),
     ):
-        assert refused(*arguments).endswith("folder/a.json lies in the engine's model: name one outside of it")
+        line = f"{arguments[-1]} lies in the engine's model: name one outside of it"
+        assert refused(*arguments).endswith(line)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gate", "run", "--model", ".", "--suite", "suite.jsonl", "--output"),
+        ("gate", "run", "--model", ".", "--suite", "suite.jsonl", "--update-baseline", "--baseline"),
+        ("calibrate", "--model", ".", "--suite", "suite.jsonl", "--output"),
+        ("localize", ".", "--json"),
+        ("answers", ".", "suite.jsonl", "suite.jsonl", "--json"),
+        ("align", ".", "no.onnx", "--map"),
+        ("fuzz", ".", "--corpus"),
+    ],
+)
+def test_no_command_makes_a_file_of_the_model_that_it_reads(refused, arguments):
+    Path("link.json").symlink_to("folder/config.json")
+    for name in ("config.json", "new_config.json", "model.safetensors", "tokenizer.json", "code.py", "link.json"):
+        assert refused(*arguments, name).endswith(f"{name} lies in the model: name one outside of it")
+
+
+def test_what_a_model_does_not_read_may_lie_beside_it(tmp_path):
+    for name in ("gate.json", "baseline.json", "rules.toml", "map.json", "a/report.html", "fuzz-corpus"):
+        for _ in range(2):
+            check_model_kept({"--output": tmp_path / name}, {"model": tmp_path})
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("{}")
 
 
 def test_a_gate_table_with_a_value_of_the_wrong_type_names_it(refused):

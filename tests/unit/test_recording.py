@@ -6,7 +6,8 @@ from torch import nn
 from ditto_core import tap
 from ditto_core.backends.eager import cheapest
 from ditto_core.model import recorder
-from ditto_core.model.recorder import Recorder, map_tensors
+from ditto_core.model.containers import map_tensors
+from ditto_core.model.recorder import Recorder
 from ditto_core.sites import Tap, is_operator
 
 

@@ -58,7 +58,7 @@ class OnnxRuntimeBackend:
         if spec.dtype not in self.dtypes:
             raise BackendError(
                 f"onnxruntime has no {spec.dtype} kernels on its CPU provider, expected {', '.join(self.dtypes)}; "
-                f"or use backend='tensorrt'"
+                f"or a backend that has it: 'inductor' or 'openvino' on a CPU, 'tensorrt' on a GPU"
             )
         for name, _ in spec.options:
             if name not in OPTIONS:

@@ -14,6 +14,7 @@ from ditto_core.align.session import FileSession, mapped
 from ditto_core.backends.base import BuildReport, BuildRequest
 from ditto_core.backends.given_file import check_options
 from ditto_core.backends.onnxruntime import LEVELS, load_library
+from ditto_core.backends.onnxruntime_crash import refuse_crashing
 from ditto_core.errors import SelectorError, UsageError, nearest
 from ditto_core.model.loading import LoadedModel, load_lean
 from ditto_core.sites import Tap
@@ -84,7 +85,8 @@ class FileBackend:
         model = file.copy()
         ask_fused(model, places)
         show(model, dict.fromkeys((*places, *(place.value for place in found.finals.values()))))
-        file.place(model, request.directory, ENGINE_FILE, copy=True)
+        written = file.place(model, request.directory, ENGINE_FILE, copy=True)
+        refuse_crashing(written, spec.dtype, spec.option("level", "all"))
         found.save(request.directory / MAP_FILE)
         refused = {tap.site: reason(tap, found) for tap in request.taps if tap not in taps}
         refused |= {name: found.absent[name] for name in request.outputs if name in found.absent}

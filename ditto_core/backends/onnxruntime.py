@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ditto_core.backends.base import Arrays, BuildReport, BuildRequest, EngineLayer, EngineTensor, Inspection
-from ditto_core.backends.onnxruntime_provider import check_provider, open_session
+from ditto_core.backends.onnxruntime_crash import refuse_crashing
+from ditto_core.backends.onnxruntime_provider import check_provider, on_cpu, open_session
 from ditto_core.backends.outputs_file import read_outputs, write_outputs
 from ditto_core.backends.registry import import_package
 from ditto_core.errors import BackendError, BuildError, RunError, UsageError, first_line, nearest
@@ -57,7 +58,7 @@ class OnnxRuntimeBackend:
         if spec.dtype not in self.dtypes:
             raise BackendError(
                 f"onnxruntime has no {spec.dtype} kernels on its CPU provider, expected {', '.join(self.dtypes)}; "
-                f"or use backend='tensorrt'"
+                f"or a backend that has it: 'inductor' or 'openvino' on a CPU, 'tensorrt' on a GPU"
             )
         for name, _ in spec.options:
             if name not in OPTIONS:
@@ -89,6 +90,8 @@ class OnnxRuntimeBackend:
         if copy:
             refuse_linked(model, request.spec.dtype)
             quantize_weights(request.directory)
+        if on_cpu(request.spec):
+            refuse_crashing(request.directory / ENGINE_FILE, request.spec.dtype, request.spec.option("level", "all"))
         write_outputs(request.directory, request.outputs)
         return BuildReport(request.taps, facts={"nodes": len(model.graph.node)})
 

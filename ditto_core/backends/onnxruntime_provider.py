@@ -38,6 +38,12 @@ def provider_name(library: Any, spec: EngineSpec) -> str:
     return known[short]
 
 
+def on_cpu(spec: EngineSpec) -> bool:
+    """Tell whether a spec leaves its engine on the CPU provider."""
+    given = str(spec.option("provider", CPU)).removesuffix(SUFFIX)
+    return not spec.option("plugin") and given.lower() == "cpu"
+
+
 def plugin_package(name: str) -> Any:
     """Import the package of a plugin provider.
 

@@ -231,6 +231,21 @@ def may_be_rounding(result: SiteResult) -> bool:
     return verdict.margin <= LUCK and error < CEILING
 
 
+def of_few(result: SiteResult) -> bool:
+    """Tell whether an error is that of a few elements, and nine of ten are within their bound.
+
+    So it is where rounding crosses a threshold, an order or a step of a quantization: what changes there is as large as
+    the step, however near the tie was, and one sample of the noise may have crossed none.
+    """
+    verdict, metrics = result.verdict, result.metrics
+    if verdict.metric == "mismatched":
+        return verdict.value <= LUCK
+    if not 0 < metrics.rel_l2 < math.inf:
+        return False
+    usual = 1.0 if verdict.metric == "max_abs" else metrics.rms / metrics.rel_l2
+    return metrics.p90 <= verdict.bound * usual
+
+
 def enclosing(site: str) -> Iterator[str]:
     """Yield the paths of the modules around a site, innermost first: ``a.b:port`` -> ``a.b``, ``a``."""
     path, _, port = site.partition(":")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,14 @@ WAYS_OUT = (
     ),
 )
 """What a reason says, and what has been found to help."""
+RUNNING = (
+    (r"not implemented for '(Half|BFloat16)'", "torch has no such kernel in this dtype on a CPU: dtype='float32'"),
+    (
+        r"same dtype|should be the same|expected scalar type",
+        "a tensor made in the model has a fixed dtype: give it that of the weights or inputs",
+    ),
+)
+"""Likewise, where the model itself does not run in its dtype."""
 
 
 def innermost(error: BaseException) -> str:
@@ -36,18 +44,23 @@ def innermost(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Return an error's innermost reason, and the line outside of torch and of this package that raised it."""
-    place = own_line(error)
-    return innermost(error) + (f" at {place}" if place else "")
+    """Return an error's innermost reason, the line outside of torch and of this package that raised it, and what helps
+    a model that does not run in its dtype."""
+    reason, place = innermost(error), own_line(error)
+    return reason + (f" at {place}" if place else "") + way_out(reason, RUNNING)
 
 
 def export_failure(label: str, error: BaseException, program: Any = None) -> str:
     """Say why a model could not be exported. ``program`` is the traced one, where tracing went well."""
     reason = TORCHS_OWN.sub("", innermost(error))
     place = failed_node(error, program) or own_line(error)
-    advice = next((advice for pattern, advice in WAYS_OUT if re.search(pattern, reason)), "")
     where = f" at {place}" if place else ""
-    return f"{label} could not be exported: {reason}{where}" + (f"; {advice}" if advice else "")
+    return f"{label} could not be exported: {reason}{where}" + way_out(reason, WAYS_OUT)
+
+
+def way_out(reason: str, known: Sequence[tuple[str, str]]) -> str:
+    """Return what helps against a reason, behind a semicolon; nothing where that is not known."""
+    return next((f"; {advice}" for pattern, advice in known if re.search(pattern, reason)), "")
 
 
 def depends_on_values(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ditto_core.compare.judging import of_few
 from ditto_core.compare.text import NOT_SHOWN
 from ditto_core.compare.tolerance import LUCK, Tolerance
 from ditto_core.errors import first_line
@@ -151,7 +152,7 @@ class Runner:
         if first is None or first.floor is None or self._sessions.low_precision is None:
             return False
         size = sum(4 * r.metrics.count for r in comparison.results if r.step == 0)
-        return first.verdict.margin <= LUCK and size * SAMPLES <= HELD
+        return (first.verdict.margin <= LUCK or of_few(first)) and size * SAMPLES <= HELD
 
     def _check_tolerance(self) -> None:
         """Raise :class:`~ditto_core.errors.SelectorError` for a rule that is about no site of this engine."""

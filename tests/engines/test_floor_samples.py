@@ -1,5 +1,7 @@
 """A noise floor of one sample may be small by chance: before a failure near it stands, more samples are taken."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -61,8 +63,8 @@ def opened(workspace):
     pair.close()
 
 
-def engine_is(pair, change=lambda tensor: tensor):
-    """Put in the engine's place the model in float32 with other rounding, which is as right as its own."""
+def engine_is(pair, change=lambda tensor: tensor, dtype="float32"):
+    """Put in the engine's place the model in its dtype with other rounding, which is as right as its own."""
 
     class Rounded(EagerSession):
         def step(self, inputs, sink):
@@ -70,7 +72,7 @@ def engine_is(pair, change=lambda tensor: tensor):
             return {name: change(tensor) for name, tensor in outputs.items()}
 
     taps = pair.engine.taps
-    pair.sessions.__dict__["engine"] = Rounded(pair.sessions.model, taps, dtype="float32", sample=3)
+    pair.sessions.__dict__["engine"] = Rounded(pair.sessions.model, taps, dtype=dtype, sample=3)
 
 
 def test_a_healthy_engine_beyond_one_lucky_sample_is_judged_by_six(opened):
@@ -104,6 +106,65 @@ def test_a_fault_behind_a_lucky_sample_is_found_where_it_is(workspace):
     found = pair.run()
     pair.close()
     assert found.first_bad.site == "1"
+    assert any("of 6 runs" in note for note in found.notes)
+
+
+class Above(nn.Module):
+    """Which outputs of a layer are above a threshold: half precision decides it by its rounding where one nearly is."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layer = nn.Linear(64, 16, bias=False)
+        self.layer.weight.data = self.layer.weight.data.half().float()
+        self.example = torch.randn(16, 64).half().float()
+
+    def forward(self, x):
+        found = self.layer(x)
+        return {"above": found > 0.5, "shrunk": torch.where(found > 0.5, found, found - 1)}
+
+
+def crossed(model, sample):
+    """Return how many outputs of the layer cross the threshold in float16; sample 0 is eager itself."""
+    x, weight = model.example.half(), model.layer.weight.half()
+    exact = nn.functional.linear(model.example, model.layer.weight) > 0.5
+    with OtherRounding(sample) if sample else nullcontext():
+        return int(((nn.functional.linear(x, weight) > 0.5) != exact).sum())
+
+
+def deciding(wanted):
+    """Return a model of which so many outputs cross the threshold, by sample."""
+    for seed in range(1000):
+        model = Above(seed).eval().requires_grad_(False)
+        if all(crossed(model, sample) == count for sample, count in wanted.items()):
+            return model
+    raise AssertionError("no such model in 1000")
+
+
+def other_first(tensor):
+    """Return an output with another first element."""
+    changed = tensor.clone()
+    changed[0, 0] = ~changed[0, 0] if tensor.dtype == torch.bool else changed[0, 0] + 1
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("wanted", "change", "bad"),
+    [
+        ({0: 0, 3: 1}, lambda tensor: tensor, set()),
+        (dict.fromkeys(range(6), 0), other_first, {"layer", "above", "shrunk"}),
+    ],
+)
+def test_a_threshold_that_half_precision_crosses_is_no_failure_and_another_element_is_one(
+    workspace, wanted, change, bad
+):
+    model = deciding(wanted)
+    spec = EngineSpec.of(lambda: (model, {"x": model.example}), dtype="float16")
+    pair = Pair(workspace, spec, PairOptions(observer=False))
+    engine_is(pair, change, dtype="float16")
+    found = pair.run()
+    pair.close()
+    assert {r.site for r in found.failures} == bad
     assert any("of 6 runs" in note for note in found.notes)
 
 

@@ -1,5 +1,6 @@
 """Real engines of modules that are no decoders, of ONNX or traced: what a tap is, and which sizes an engine takes."""
 
+import platform
 from functools import partial
 
 import pytest
@@ -292,3 +293,12 @@ def test_the_mask_of_an_encoder_hides_nothing_of_its_decoder(pair_of):
 def test_a_recurrent_network_is_exported_in_half_precision(pair_of):
     """ONNX Runtime's full optimization of it ends the process; this engine leaves it out, and so does the export."""
     assert pair_of(gated, dtype="float16", options={"level": "extended"}).run()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="ONNX Runtime's NCHWc pass is that of x86-64")
+def test_an_engine_that_crashes_where_it_is_loaded_is_refused_in_words(pair_of):
+    """ONNX Runtime 1.32; this process lives on."""
+    refused = r"onnxruntime crashes while .* float16 graph at level 'all' .*options=\{'level': 'extended'\}"
+    with pytest.raises(BuildError, match=refused):
+        pair_of(gated, dtype="float16").run()
+    assert pair_of(one_line, dtype="float16").run()

@@ -73,3 +73,29 @@ def test_a_node_that_cannot_be_translated_is_told_by_site_and_line():
     told = export_failure("net", RuntimeError("Error when translating node %tanh : [num_users=1]"), program)
     assert " at act, " in told
     assert "self.act(x) + 1" in told
+
+
+class Windowed(torch.nn.Module):
+    """Makes a tensor of float32, whatever its own dtype is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) @ torch.eye(4)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "advice"),
+    [
+        (Windowed, (2, 4), "a tensor made in the model has a fixed dtype: give it that of the weights or inputs"),
+        (lambda: torch.nn.LocalResponseNorm(3), (1, 4, 2, 2), "no such kernel in this dtype on a CPU: dtype='float32'"),
+    ],
+)
+def test_a_model_that_does_not_run_in_half_precision_is_told_what_helps(tmp_path, module, shape, advice):
+    source = ModelSource.of(lambda: (module(), {"x" if module is Windowed else "input": torch.randn(shape)}))
+    with pytest.raises(BuildError) as failed:
+        export(load_model(source), tmp_path, dtype=torch.float16)
+    assert str(failed.value).endswith(advice)
+    assert "could not be run: " in str(failed.value)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ditto_core.compare.comparison import Comparison
-from ditto_core.compare.judging import judge, unjudged, usual_floors
+from ditto_core.compare.judging import judge, of_few, unjudged, usual_floors
 from ditto_core.compare.metrics import measure
 from ditto_core.compare.result import SiteResult
 from ditto_core.compare.row_error import RowError
@@ -263,3 +263,39 @@ def test_whatever_is_left_out_a_pass_rests_on_an_element_of_every_output(parts, 
         if there is not None and there.verdict.judged:
             counts[fields["site"]] = counts.get(fields["site"], 0) + sum(mask)
     assert not holds or (counts and all(counts[r.site] for r in results if r.final) and any(counts.values()))
+
+
+def jumped(changed, by=1.0, count=100):
+    """A result of so many ones of which the first few have changed."""
+    expected = torch.ones(count)
+    actual = expected.clone()
+    actual[:changed] += by
+    return SiteResult(0, "x", 0, measure(actual, expected), UNJUDGED, 1e-3, element=1e-3)
+
+
+@pytest.mark.parametrize(("changed", "few"), [(1, True), (10, True), (11, False), (100, False)])
+def test_an_error_is_of_few_elements_where_nine_of_ten_are_within_their_bound(changed, few):
+    (found,) = judged(jumped(changed))
+    assert found.verdict.metric == "rel_l2"
+    assert of_few(found) == few
+
+
+def test_a_single_element_may_be_all_that_is_wrong():
+    """0.1 of 10,000 ones is a thousandth of the norm, which is within; the element is not."""
+    (found,) = judged(jumped(1, by=0.1, count=10_000))
+    assert found.verdict.metric == "max_abs"
+    assert of_few(found)
+
+
+@pytest.mark.parametrize(("changed", "few"), [(1, True), (16, True), (17, False)])
+def test_few_whole_numbers_are_sixteen(changed, few):
+    (found,) = judged(replace(jumped(changed), dtype="int64"))
+    assert found.verdict.metric == "mismatched"
+    assert of_few(found) == few
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_nan_is_no_threshold_that_was_crossed(wrong):
+    (found,) = judged(jumped(1, by=wrong))
+    assert found.verdict.status == DIVERGED
+    assert not of_few(found)

@@ -52,7 +52,8 @@ class BuildRequest:
 
         model, spec = self.model(), self.spec
         named = spec.dimensions({name: tensor.ndim for name, tensor in model.examples.items()})
-        return trace_program(model, self.taps, spec.profile, [] if spec.later else named)
+        dimensions = [] if spec.later else named
+        return trace_program(model, self.taps, spec.profile, dimensions, operators=spec.operators)
 
     def model(self) -> LoadedModel:
         """Return the eager model in the spec's dtype, on the CPU."""

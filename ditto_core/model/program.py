@@ -68,13 +68,20 @@ class Chosen(nn.Module):
 
 
 def trace_program(
-    model: LoadedModel, taps: Sequence[Tap], profile: ShapeProfile, named: Sequence[tuple[str, int, str]] = ()
+    model: LoadedModel,
+    taps: Sequence[Tap],
+    profile: ShapeProfile,
+    named: Sequence[tuple[str, int, str]] = (),
+    *,
+    operators: bool = False,
 ) -> Program:
-    """Trace a model in its own dtype; ``named`` are dimensions as :func:`~ditto_core.model.export.export` takes them.
+    """Trace a model in its own dtype; ``named`` are dimensions, and ``operators`` tells whether the taps were named
+    with those of the model's own code among them, as :func:`~ditto_core.model.export.export` takes both.
 
     Raises :class:`BuildError` with the exporter's innermost complaint.
     """
     wrapper = wrap(model, named)
+    wrapper.operators = operators
     program = _trace(model, wrapper, taps, profile)
     if isinstance(wrapper, ModuleWrapper) and wrapper.doubled and frozen_rows(program, wrapper):
         wrapper.doubles = False  # not frozen to two rows where the example has one

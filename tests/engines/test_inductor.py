@@ -13,6 +13,7 @@ from ditto_core.pair.pair import Pair
 from ditto_core.pair.pair_options import PairOptions
 from ditto_core.spec import EngineSpec
 from tests.faults.programs import scaled_in_program
+from tests.module_models import residual_net
 
 PROFILE = {"batch": (1, 2, 4), "length": (1, 5, 16), "past": (0, 8, 32)}
 
@@ -53,6 +54,16 @@ def test_the_models_tensor_in_the_program_heals_a_fault_at_its_site_and_not_upst
     there = pair.replace("model.layers.0.self_attn.o_proj")
     assert abs(there.healed) < 0.01
     assert there.remaining[0] == "model.layers.0.mlp.down_proj"
+    pair.close()
+
+
+def test_every_site_of_a_program_is_compared_also_where_the_models_own_code_makes_it(workspace):
+    """The sum behind a residual block is what the next module is given, and an operator's site."""
+    pair = Pair(workspace, spec(residual_net, options={"compiler": "aot_eager"}))
+    found = pair.localize()
+    found.assert_close()
+    assert "layer1.0.relu@1:in" in found.sites
+    assert not found.localization.blamed
     pair.close()
 
 

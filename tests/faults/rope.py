@@ -9,13 +9,14 @@ def frequencies(change, name="inv_freq"):
     """Change the rotary frequencies [dim / 2]."""
 
     def fault(edit):
-        for node in edit.graph.node:
-            for i, value in enumerate(node.input):
-                if name in value and edit.is_constant(value):
-                    old = edit.array(value)
-                    node.input[i] = edit.constant(
-                        np.asarray(change(old.astype(np.float64))).reshape(old.shape).astype(old.dtype)
-                    )
+        found = [(node, i) for node in edit.graph.node for i, value in enumerate(node.input) if name in value]
+        constants = [(node, i) for node, i in found if edit.is_constant(node.input[i])]
+        assert constants, f"the graph has no constant {name!r}: the fault would change nothing"
+        for node, i in constants:
+            old = edit.array(node.input[i])
+            node.input[i] = edit.constant(
+                np.asarray(change(old.astype(np.float64))).reshape(old.shape).astype(old.dtype)
+            )
 
     return fault
 

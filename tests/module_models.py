@@ -461,3 +461,10 @@ class Either(nn.Module):
 def either() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     return Either(), {"x": torch.rand(3, 32)}
+
+
+def fused_encoder() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """An encoder that torch runs in one kernel where nothing asks for its parts."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.Sequential(layer).eval(), {"input": torch.randn(2, 5, 8)}

@@ -96,7 +96,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(module, nn.Linear) and bias is not None and ":" not in site:
             with _disable_current_modes():
                 before = tensor - bias
+            self.path.append(site.partition("@")[0])  # the module has returned
             self.add(before, WITHOUT_BIAS, "", self.results[key].parents)
+            self.path.pop()
 
 
 def in_float32(model: LoadedModel) -> LoadedModel:

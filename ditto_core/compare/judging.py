@@ -232,7 +232,7 @@ def may_be_rounding(result: SiteResult) -> bool:
 
 
 def of_few(result: SiteResult) -> bool:
-    """Tell whether an error is that of a few elements, and nine of ten are within their bound.
+    """Tell whether an error is that of a few elements: nine of ten are within their bound, of integers all but 16.
 
     So it is where rounding crosses a threshold, an order or a step of a quantization: what changes there is as large as
     the step, however near the tie was, and one sample of the noise may have crossed none.

@@ -162,7 +162,10 @@ def chunks(logits: torch.Tensor, positions: int) -> Iterator[slice]:
 
 def pick(part: slice, *sides: torch.Tensor) -> torch.Tensor:
     """Return some positions of each side's logits [..., vocab] as float64 [sides, positions, vocab], on the first one's
-    device: together they cost half the launches."""
+    device: together they cost half the launches. Raises :class:`~ditto_core.compare.metrics.ShapeMismatch`."""
+    for side in sides[1:]:
+        if side.shape != sides[0].shape:
+            raise ShapeMismatch(sides[0].shape, side.shape)
     rows = [side.detach().reshape(-1, side.shape[-1])[part] for side in sides]
     picked = rows[0].new_empty((len(sides), *rows[0].shape), dtype=torch.float64)
     for own, side in zip(picked, rows, strict=True):

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ditto_core.model.recorder import parameters_of, tap
+from ditto_core.model.listener import parameters_of
+from ditto_core.model.recorder import tap
 
 PREFIX = "ditto_"
 

@@ -18,7 +18,8 @@ KEYED = (dict, OrderedDict, defaultdict)
 CONTAINERS = (*KEYED, list, set, deque)
 PLAIN = (bool, int, float, str, type(None), torch.Tensor, nn.Parameter)
 TABLES = vars(nn.Module()).keys() - {"_buffers"}
-"""What every module has: tables that a recorder or a stream of weights writes into, and no forward."""
+"""What every module has: tables that a stream of weights writes into, and no forward. A recorder, which writes beside
+them what a module is called by, begins inside of :meth:`Buffers.kept`."""
 
 
 class Buffers:

@@ -1,4 +1,4 @@
-"""Where a tensor is made in the model's own code, as a module's hooks can tell while it runs."""
+"""Where a tensor is made in the model's own code, as a recorder can tell while it runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import CodeType, FrameType
 from ditto_core.visible import source_path
 
 FOREIGN = ("/torch/", "<eval_with_key>", "/transformers/modeling_layers.py", str(Path(__file__).parents[1]))
-"""Code that calls modules for others: torch's containers, what it traced, the wrapper around transformers' layers, our
-own hooks."""
+"""Code that calls modules for others: torch's containers, what it traced, the wrapper around transformers' layers, and
+our own."""
 
 
 def running_line(outermost: CodeType) -> str:

@@ -27,6 +27,10 @@ WAYS_OUT = (
 )
 """What a reason says, and what has been found to help."""
 RUNNING = (
+    (
+        r"^This higher order operator doesn't work unless|Unsafe side effect",
+        "write torch.cond(...) for a cond that was imported by its name: only so a run follows its branch",
+    ),
     (r"not implemented for '(Half|BFloat16)'", "torch has no such kernel in this dtype on a CPU: dtype='float32'"),
     (
         r"same dtype|should be the same|expected scalar type",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,13 +14,11 @@ from torch.overrides import TorchFunctionMode
 from ditto_core.model.branches import branching
 from ditto_core.model.code_lines import running_frame
 from ditto_core.model.containers import map_tensors, tensors_in
+from ditto_core.model.listener import Listener
 from ditto_core.sites import is_operator
 
 OnTensor = Callable[[str, torch.Tensor, nn.Module], "torch.Tensor | None"]
 """Receives ``(site, tensor, module)``. A tensor that it returns takes the place of the one it was given."""
-
-CALLS = "_compiled_call_impl", "_call_impl"
-"""What torch calls a module by. An attribute of the module's own takes its place: a hook takes twice as long."""
 
 _recorder: ContextVar[Recorder | None] = ContextVar("ditto_recorder", default=None)
 
@@ -64,7 +60,8 @@ class Recorder:
         wanted = None if wanted is None else tuple(wanted)
         self._root = root
         self._inputs = None if wanted is None else frozenset(map(module_of, filter(is_input, wanted)))
-        self._listeners: list[tuple[dict[str, Any], str, Callable[..., Any]]] = []
+        self._listeners: list[Listener] = []
+        self._listening = False
         self._paths = None if wanted is None else heard_paths(wanted)
         self.hears_taps = self._paths is None
         """Whether what :func:`tap` names is wanted: attention and caches name tensors in each layer."""
@@ -83,21 +80,23 @@ class Recorder:
         self._stack.clear()
         if not self._listeners:
             modules = self._root.named_modules()
-            self._listeners = [self._listener(path, module) for path, module in modules if path and self._heard(path)]
-        token = _recorder.set(self)
-        before = [attributes.get(name) for attributes, name, _ in self._listeners]
+            heard = ((path, module) for path, module in modules if path and self._heard(path))
+            self._listeners = [Listener(self, path, module, read=self._read(path)) for path, module in heard]
+        token, fast = _recorder.set(self), torch.backends.mha.get_fastpath_enabled()
         try:
-            for attributes, name, call in self._listeners:
-                attributes[name] = call
+            torch.backends.mha.set_fastpath_enabled(False)  # it calls no module inside of nn.TransformerEncoder
+            for listener in self._listeners:
+                listener.start()
+            self._listening = True
             operators = nullcontext() if self._operators == frozenset() else Operators(self, self._operators)
             with branching(self._branch), operators:
                 yield
         finally:
+            self._listening = False
+            for listener in self._listeners:
+                listener.stop()
+            torch.backends.mha.set_fastpath_enabled(fast)
             _recorder.reset(token)
-            for (attributes, name, _), own in zip(self._listeners, before, strict=True):
-                del attributes[name]
-                if own is not None:
-                    attributes[name] = own
 
     def tapped(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Take a tensor that :func:`tap` names, as a port of the module that is running; return what goes on.
@@ -129,42 +128,16 @@ class Recorder:
         """Tell whether a branch of ``torch.cond`` runs, or becomes a graph: what is computed in it stays in it."""
         if torch.compiler.is_dynamo_compiling():
             return self._exporting
-        return _recorder.get() is None
+        return not self._listening
 
-    def _branch(self, pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
-        """Run the branch that ``torch.cond`` takes, unseen; what it returns is seen, as an operator's result is."""
-        token = _recorder.set(None)
-        try:
-            result = (true_fn if pred else false_fn)(*operands)
-        finally:
-            _recorder.reset(token)
-        return self.computed("cond", result)
+    def begin(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Take a call of a module as it begins; return its name."""
+        site = self._site(path, args, kwargs)
+        self._stack.append((site, module))
+        return site
 
-    def _heard(self, path: str) -> bool:
-        return self._paths is None or path in self._paths
-
-    def _listener(self, path: str, module: nn.Module) -> tuple[dict[str, Any], str, Callable[..., Any]]:
-        """Return a module's attributes, and by which of them it is called as what while it is recorded: its own hooks
-        are inside."""
-        read = self._inputs is None or path in self._inputs
-        parameters = parameters_of(module) if read else []
-        name, call = next((name, call) for name in CALLS if (call := getattr(module, name, None)) is not None)
-
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            if self.unseen():
-                return call(*args, **kwargs)
-            site = self._site(path, args, kwargs)
-            self._stack.append((site, module))
-            if read:
-                args, kwargs = self._given(parameters, args, kwargs, site, module)
-            output = call(*args, **kwargs)
-            self._stack.pop()
-            return self._visit(output, site, site, "out", module)
-
-        return vars(module), name, recorded
-
-    def _given(
-        self, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], site: str, module: nn.Module
+    def given(
+        self, site: str, module: nn.Module, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hand over what a module is called with; return what it gets."""
         named = dict(zip(parameters, args, strict=False)) | kwargs
@@ -173,6 +146,27 @@ class Recorder:
             return args, kwargs
         positional = [changed[name] for name in parameters[: len(args)]]
         return (*positional, *args[len(positional) :]), {name: changed[name] for name in kwargs}
+
+    def end(self, site: str, module: nn.Module, output: Any) -> Any:
+        """Hand over what a module returns; return what goes on."""
+        self._stack.pop()
+        return self._visit(output, site, site, "out", module)
+
+    def _branch(self, pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+        """Run the branch that ``torch.cond`` takes, unseen; what it returns is seen, as an operator's result is."""
+        token, self._listening = _recorder.set(None), False
+        try:
+            result = (true_fn if pred else false_fn)(*operands)
+        finally:
+            _recorder.reset(token)
+            self._listening = True
+        return self.computed("cond", result)
+
+    def _heard(self, path: str) -> bool:
+        return self._paths is None or path in self._paths
+
+    def _read(self, path: str) -> bool:
+        return self._inputs is None or path in self._inputs
 
     def _site(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Name a call. The order of calls is no name where the code walks a set: a text argument tells them apart."""
@@ -243,18 +237,6 @@ def operator_of(site: str) -> tuple[str, str]:
     """Return the module and the operator of an operator's site, ``path.function:line operator``."""
     place, _, operator = site.rpartition(" ")
     return place.partition(":")[0].rpartition(".")[0].partition("@")[0], operator.partition("@")[0]
-
-
-def parameters_of(module: nn.Module) -> list[str]:
-    """Return the names of the parameters of a module's forward."""
-    function = getattr(module.forward, "__func__", None)
-    return of_method(function) if function else list(inspect.signature(module.forward).parameters)
-
-
-@lru_cache
-def of_method(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a method's parameters but for the first. They are asked for in each layer and step."""
-    return list(inspect.signature(function).parameters)[1:]
 
 
 def is_input(site: str) -> bool:

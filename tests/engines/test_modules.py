@@ -18,6 +18,7 @@ from tests.module_models import (
     counts_rows,
     encoder_decoder,
     faulty_encoder_decoder,
+    fused_encoder,
     gated,
     one_line,
     one_row,
@@ -176,18 +177,25 @@ def test_only_modules_that_have_a_wanted_site_are_listened_to(pair_of, workspace
     pair = pair_of(residual_net, outputs=("layer1.0.bn2", "fc"))
     heard = []
     net = workspace.model(pair.spec.model).module
+    session = workspace.eager(pair.spec, pair.engine.taps, dtype="float32")
     handle = torch.nn.modules.module.register_module_forward_hook(
         lambda module, args, output: heard.append("_call_impl" in vars(module))
     )
     try:
-        taps = captured(
-            pair.workspace.eager(pair.spec, pair.engine.taps, dtype="float32"), {"image": torch.rand(2, 3, 24, 24)}
-        )
+        taps = captured(session, {"image": torch.rand(2, 3, 24, 24)})
     finally:
         handle.remove()
     assert set(taps) == {"layer1.0.bn2", "fc"}
     assert sum(heard) == 2
     assert len(heard) > len(list(net.children()))
+
+
+@pytest.mark.parametrize("fields", [{}, {"dtype": "float16", "options": {"level": "extended"}}])
+def test_the_parts_of_an_encoder_that_torch_fuses_are_compared_by_their_floors(pair_of, fields):
+    run = pair_of(fused_encoder, **fields).run()
+    run.assert_close()
+    assert {"0.self_attn", "0.linear1", "0.norm2"} <= set(run.sites)
+    assert all(result.floor is not None for result in run.results)
 
 
 @pytest.mark.parametrize("shape", [(3, 7, 6), (2, 11, 6), (5, 2, 6)])

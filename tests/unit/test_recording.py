@@ -1,5 +1,8 @@
 """A recorder hands tensors over, puts replacements in their place, and names calls."""
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import nn
 
@@ -102,6 +105,65 @@ def test_a_module_that_is_compiled_by_itself_is_listened_to_as_well():
     with Recorder(model, lambda site, tensor, _: seen.append(site)).recording():
         model(torch.tensor(1.0))
     assert seen == ["0:in", "0", "1:in", "1.0:in", "1.0", "1"]
+
+
+class Copying(nn.Module):
+    """Calls a copy of its part that has other weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Linear(1, 1, bias=False)
+
+    def forward(self, x):
+        other = copy.deepcopy(self.part)
+        other.weight.zero_()
+        return self.part(x) + other(x)
+
+
+def test_a_copy_of_a_module_that_is_listened_to_is_a_module_of_its_own():
+    model, x = Copying(), torch.ones(1, 1)
+    with torch.no_grad(), Recorder(model, lambda *seen: None).recording():
+        assert model(x) == model.part.weight
+
+
+def test_recorders_of_one_module_do_not_get_in_each_others_way():
+    model, seen = nn.Sequential(nn.Identity()), []
+    first, second = (
+        Recorder(model, lambda site, tensor, _, name=name: seen.append((name, site)), ["0"]) for name in (1, 2)
+    )
+    with first.recording(), second.recording():
+        model(torch.ones(1))
+    assert seen == [(1, "0"), (2, "0")]
+    seen.clear()
+    with second.recording():
+        model(torch.ones(1))
+    assert seen == [(2, "0")]
+    assert "_call_impl" not in vars(model[0])
+
+
+class Threaded(nn.Module):
+    """Calls its part in another thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Identity()
+
+    def forward(self, x):
+        with ThreadPoolExecutor() as pool:
+            return pool.submit(self.part, x).result()
+
+
+def test_a_module_that_another_thread_calls_is_heard():
+    assert "part" in sites_of(nn.Sequential(Threaded()).get_submodule("0"), ["part"])
+
+
+def test_the_modules_inside_of_torchs_fused_encoder_are_called():
+    model, seen = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), []
+    with torch.inference_mode(), Recorder(model, lambda site, *rest: seen.append(site), ["self_attn"]).recording():
+        model(torch.ones(1, 3, 8))
+    assert seen == ["self_attn", "self_attn:out.1"][: len(seen)]
+    assert seen
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 class Sums(nn.Module):

@@ -1,7 +1,7 @@
 """Module -> ExportedProgram -> ONNX: one graph for prefill and decode, with the provenance of every tensor in it.
 
-While ``torch.export`` traces, a recorder hands over every module's tensors; the wrapper returns them as extra outputs, so
-each site is tied to its value by construction. The outputs are then taken off again: the file on disk computes the
+While ``torch.export`` traces, a recorder hands over every module's tensors; the wrapper returns them as extra outputs,
+so each site is tied to its value by construction. The outputs are then taken off again: the file on disk computes the
 model's own outputs, and a backend makes taps of the values it is asked for.
 """
 

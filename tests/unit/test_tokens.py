@@ -17,6 +17,7 @@ from ditto_core.compare.tokens import (
     next_tokens,
     perplexities,
     perplexity,
+    pick,
     quantile,
 )
 from ditto_core.errors import UsageError
@@ -202,3 +203,8 @@ def test_the_share_of_other_tokens_is_of_all_positions():
 def test_a_quantile_is_infinite_only_where_nothing_is_nan():
     assert quantile([1.0, math.inf], 0.5) == math.inf
     assert math.isnan(quantile([math.nan, 1.0], 0.5))
+
+
+def test_sides_of_other_shapes_are_not_spread_over_each_other():
+    with pytest.raises(ShapeMismatch):
+        pick(slice(None), torch.zeros(2, 7), torch.zeros(1, 7))

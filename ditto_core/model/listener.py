@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import nn
 
-if TYPE_CHECKING:
-    from ditto_core.model.recorder import Recorder
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 CALLS = "_compiled_call_impl", "_call_impl"
 """What torch calls a module by. An attribute of the module's own takes its place: a hook takes twice as long."""
+
+
+class Hearer(Protocol):
+    """What is told of a module's calls; :class:`~ditto_core.model.recorder.Recorder` is one."""
+
+    def unseen(self) -> bool:
+        """Tell whether a call is none of its business."""
+
+    def begin(self, path: str, module: nn.Module, args: Args, kwargs: Kwargs) -> str:
+        """Take a call as it begins; return its name."""
+
+    def given(
+        self, site: str, module: nn.Module, parameters: Sequence[str], args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs]:
+        """Take what the module is called with; return what it gets."""
+
+    def end(self, site: str, module: nn.Module, output: Any) -> Any:
+        """Take what the module returns; return what goes on."""
 
 
 class Listener:
     """Stands in a module for what torch calls it by, so that a recorder hears each call: the module's own hooks are
     inside. ``read``: it hears what the module is called with, too."""
 
-    def __init__(self, recorder: Recorder, path: str, module: nn.Module, *, read: bool) -> None:
+    def __init__(self, recorder: Hearer, path: str, module: nn.Module, *, read: bool) -> None:
         self._recorder, self._path, self._module, self._read = recorder, path, module, read
         self._parameters = parameters_of(module) if read else []
         self._name = ""

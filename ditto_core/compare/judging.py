@@ -79,11 +79,7 @@ def judge(
     judged = [replace(r, verdict=verdict(r)) for r in results]
     if one_engine:
         return tuple(mark_healed(judged, names, lambda result: True))
-
-    def may(r: SiteResult) -> bool:
-        return tolerance.recovers and may_be_rounding(r) and not tolerance.rules_for(meant(r), r.step)
-
-    return tuple(mark_healed(judged, names, may))
+    return tuple(mark_healed(judged, names, lambda r: may_be_rounding(r) and not tolerance.rules_for(meant(r), r.step)))
 
 
 def judge_logits(

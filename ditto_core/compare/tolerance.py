@@ -101,15 +101,13 @@ class Tolerance:
     """How errors are judged. ``factor`` multiplies the noise floor; ``rules`` override it, later ones first.
 
     ``allclose``: where no rule decides, every element has to be within its ``rtol`` and ``atol``, whatever the floor.
-    ``finite``: a NaN or Inf fails, though the other side has it too. ``recovers``: an inner site that is beyond its
-    bound, as rounding may be, recovers in a module around it.
+    ``finite``: a NaN or Inf fails, though the other side has it too.
     """
 
     factor: float = FACTOR
     rules: tuple[Rule, ...] = field(default=())
     allclose: bool = False
     finite: bool = False
-    recovers: bool = True
 
     @classmethod
     def of(cls, value: Any) -> Tolerance:
@@ -132,7 +130,7 @@ class Tolerance:
     def over(self, other: Tolerance) -> Tolerance:
         """Return both sets of rules, these overriding ``other``'s, with this factor unless it is the default."""
         factor = self.factor if self.factor != FACTOR else other.factor
-        strict = self.allclose or other.allclose, self.finite or other.finite, self.recovers and other.recovers
+        strict = self.allclose or other.allclose, self.finite or other.finite
         return Tolerance(factor, (*other.rules, *self.rules), *strict)
 
     def optional(self) -> Tolerance:
@@ -304,13 +302,12 @@ class Tolerance:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
         rules = [rule.to_json() for rule in self.rules]
-        strict = {"allclose": self.allclose, "finite": self.finite, "recovers": self.recovers}
-        return {"factor": self.factor, "rules": rules, **strict}
+        return {"factor": self.factor, "rules": rules, "allclose": self.allclose, "finite": self.finite}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
         """Inverse of :meth:`to_json`."""
-        strict = data.get("allclose", False), data.get("finite", False), data.get("recovers", True)
+        strict = (data.get(name, False) for name in ("allclose", "finite"))
         return cls(data["factor"], tuple(map(Rule.from_json, data["rules"])), *strict)
 
 

@@ -13,7 +13,6 @@ from ditto_core.compare.judging import of_few
 from ditto_core.compare.text import NOT_SHOWN
 from ditto_core.compare.tolerance import LUCK, Tolerance
 from ditto_core.errors import first_line
-from ditto_core.pair.luck import has_no_luck, without_luck
 from ditto_core.session import LacksTaps, RunsRanks
 from ditto_core.stepping.comparer import NOT_DELIVERED
 from ditto_core.stepping.floor import BESIDE_TRACES, MAKING, Floor, lacks, read_floor, write_floor
@@ -96,12 +95,10 @@ class Runner:
     def with_engine(self, run_fn: RunFn, key: Any, engine: Session, localizer: TapReader | None = None) -> Comparison:
         """Run with another session in the engine's place, judged by the noise floor that is kept for these inputs."""
         sessions = self._sessions
-        samples = self._samples(key)
-        floor = read_floor(self._floor_path(key, samples), sessions.workspace.say)
+        floor = read_floor(self._floor_path(key, self._samples(key)), sessions.workspace.say)
         sides = Sides(engine, sessions.reference, localizer=localizer, axes=sessions.output_axes)
         with torch_threads(self._options.threads):
-            comparison = run_fn(sides, floor)[0]
-        return without_luck(comparison) if samples > 1 else comparison
+            return run_fn(sides, floor)[0]
 
     def _once(
         self,
@@ -141,14 +138,13 @@ class Runner:
         comparison = self._settled(comparison)
         if samples > 1:
             note = f"noise floor: of {samples} runs in {sessions.spec.dtype}, each with other rounding"
-            comparison = replace(without_luck(comparison), notes=(*comparison.notes, note))
+            comparison = replace(comparison, notes=(*comparison.notes, note))
         return replace(comparison, dump=str(dump or ""), receipt=self._receipt()), measured
 
     def _may_be_luck(self, comparison: Comparison) -> bool:
         """Tell whether a single sample of the noise floor may be too small by chance where the comparison fails first:
-        a fault further on does not make that site a bad one. Where it passes, that it recovers may be luck."""
-        recovered = comparison.healed if has_no_luck(comparison.engine) else ()
-        first = next(iter((*comparison.failures, *recovered)), None)
+        a fault further on does not make that site a bad one."""
+        first = comparison.first_bad
         if first is None or first.floor is None or self._sessions.low_precision is None:
             return False
         size = sum(4 * r.metrics.count for r in comparison.results if r.step == 0)

@@ -9,10 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ditto_core.backends.eager import EagerSession
 from ditto_core.backends.rounding import OtherRounding
-from ditto_core.model.tiny import tiny_decoder
 from ditto_core.pair.pair import Pair, PairOptions
 from ditto_core.spec import EngineSpec
-from tests.faults import FaultyWorkspace, graph
 from tests.models import llama
 
 WIDE = 2048
@@ -193,26 +191,6 @@ def test_a_healthy_engine_that_adds_up_in_a_row_passes(workspace):
     pair.close()
     found.assert_close()
     assert any("of 6 runs" in note for note in found.notes)
-
-
-@pytest.mark.parametrize("norm", ["input_layernorm", "post_attention_layernorm"])
-def test_a_faint_fault_that_is_gone_at_the_end_of_its_layer_fails(workspace, tmp_path, norm):
-    """An epsilon a hundred times as large: 2e-6 at the logits, where float32 itself has 1e-6."""
-
-    def make():
-        return tiny_decoder("llama", seed=1)
-
-    spec = EngineSpec.of(make, backend="onnxruntime", outputs=["**"])
-    site = f"model.layers.1.{norm}"
-    faulty = FaultyWorkspace(workspace.cache, graph.constant_changed(site, "Add", lambda e: e * 100), tmp_path)
-    for engine, healthy in ((workspace, True), (faulty, False)):
-        pair = Pair(engine, spec, PairOptions(observer=False))
-        found = pair.generate([5, 6, 7, 8], max_new_tokens=3)
-        pair.close()
-        assert bool(found) == healthy
-        assert not found.healed
-    assert found.first_bad.site.startswith("model.layers.1.")
-    assert found.first_bad.verdict.margin < 4
 
 
 TERMS = 1536

@@ -158,13 +158,6 @@ def test_a_bound_of_the_users_is_meant_and_heals_nowhere():
     assert judge(found, Tolerance.of({"a.b": 0.04}), (), ENGINE, one_engine=True)[0].healed
 
 
-def test_nothing_heals_where_no_floor_is_too_small_by_chance():
-    found = (result("a.b", order=1, error=0.05), result("a", order=2))
-    assert judged(*found)[0].healed
-    assert not judged(*found, tolerance=Tolerance(recovers=False))[0].healed
-    assert not Tolerance.from_json(Tolerance(recovers=False).to_json()).recovers
-
-
 def test_of_two_runs_of_one_engine_whatever_is_gone_later_heals():
     """Positions that start elsewhere turn queries and keys together, and no output changes."""
     turned = [result("a.b:port", order=1, error=1.0), result("a", order=2)]

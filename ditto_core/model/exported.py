@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ONNX_FILE = "model.onnx"
 PROVENANCE_FILE = "provenance.json"
 EXPORT_FILE = "export.json"
-FORMAT = 10
+FORMAT = 11
 """Of what an export holds, site names included; part of its key."""
 
 

@@ -65,8 +65,8 @@ class Measuring:
         self._held = 0
 
     def add(self, pair: Callable[[], StepPair], held: int | None) -> None:
-        """Measure a pair; one that may be ``held``, so many elements, waits for others before it is even made: in the
-        midst of a model's step all work costs more."""
+        """Measure a pair; one that may be ``held``, so many elements, waits for others before it is even made: between
+        the calls of a forward all work costs more."""
         if held is None:
             self._waiting += self._results([pair()])
             return

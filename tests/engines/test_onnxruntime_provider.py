@@ -1,11 +1,16 @@
 """ONNX Runtime's execution providers and session entries as options. Providers of other hardware are refused here."""
 
+import signal
+from contextlib import nullcontext
+
 import pytest
 from models import conv_net
 
+from ditto_core.backends import onnxruntime_crash
 from ditto_core.backends.onnxruntime import OnnxRuntimeBackend
 from ditto_core.errors import BackendError, BuildError, UsageError
 from ditto_core.spec import EngineSpec
+from ditto_core.system.isolate import cause_of
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -58,3 +63,15 @@ def test_what_cannot_be_is_refused_in_one_line(options, error, text):
     with pytest.raises(error, match=text) as caught:
         OnnxRuntimeBackend().check(spec(**options))
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("code", "crashes"), [(-signal.SIGSEGV, True), (-signal.SIGKILL, False), (1, False)])
+def test_only_a_crash_of_the_trial_refuses_an_engine(monkeypatch, tmp_path, code, crashes):
+    """The trial loads the model once more: the memory that it may lack is no fault of the graph."""
+
+    def ended(*args):
+        raise BuildError(f"load in a child process: {cause_of(code)}")
+
+    monkeypatch.setattr(onnxruntime_crash, "run_isolated", ended)
+    with pytest.raises(BuildError, match="crashes while") if crashes else nullcontext():
+        onnxruntime_crash.refuse_crashing(tmp_path / "model.onnx", "float16", "all")
